@@ -275,24 +275,6 @@ func TestRefresh_RedisAway(t *testing.T) {
 	})
 }
 
-// A caller that leaves ends no load.
-func TestRefresh_CallerLeaves(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCacheIn(t, rdb, "ns", cachetest.StaleOptions(0, 0))
-		redistest.Must(t, c.Set(t.Context(), "k", "old"))
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
-		var src numbered
-		begun := time.Now()
-		if err := c.Refresh(ctx, "k", src.load); err != context.DeadlineExceeded {
-			t.Errorf("got %v, want the error of the context", err)
-		}
-		cachetest.WantElapsed(t, "the call returns", begun, 500*time.Millisecond)
-		time.Sleep(time.Second)
-		cachetest.WantStored(t, rdb, "ns", "k", "new 1")
-	})
-}
-
 // A value that cannot be stored is an error. A value whose life is 0 is no error, and removes the old value.
 func TestRefresh_NotStored(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -278,6 +276,15 @@ func TestAudit_YieldsToCallers(t *testing.T) {
 		if n := c.Stats().Audits; n != 0 {
 			t.Errorf("%d audits while a caller has the only slot", n)
 		}
+
+		c = cachetest.NewCacheIn(t, rdb, "refreshed", &singlefill.Options[string]{Audit: 1})
+		redistest.Must(t, c.Set(t.Context(), "k", "v"))
+		refresh := goRefresh(t.Context(), c, source.Load)
+		load = source.Next(t)
+		cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Want(t, "v") // a load of the key runs
+		synctest.Wait()
+		load.Give("v")
+		redistest.Must(t, <-refresh)
 	})
 }
 
@@ -310,140 +317,6 @@ func TestAudit_MissMeanwhile(t *testing.T) {
 			miss.Want(t, "new")
 		})
 	}
-}
-
-// A ledger knows the Loaders that run, and fails the test if two do for one key of which the first is not
-// superseded.
-type ledger struct {
-	mu     sync.Mutex
-	keys   map[string]*account
-	beside int // Loaders that began beside a superseded one
-}
-
-// An account is what a ledger knows of a key: its Loaders, and when it was last invalidated by this process, and
-// by any.
-type account struct {
-	running   []*entered
-	here, any time.Time
-}
-
-type entered struct {
-	audit bool
-	since time.Time
-}
-
-// of returns the account of a key. The caller holds the mutex.
-func (l *ledger) of(key string) *account {
-	if l.keys[key] == nil {
-		l.keys[key] = new(account)
-	}
-	return l.keys[key]
-}
-
-func (l *ledger) invalidate(key string, here bool, call func() error) error {
-	note := func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		a := l.of(key)
-		if a.any = time.Now(); here {
-			a.here = a.any
-		}
-	}
-	note()
-	defer note()
-	return call()
-}
-
-// enter is called by a Loader of the cache.
-func (l *ledger) enter(t *testing.T, key string, audit bool) (leave func()) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	a := l.of(key)
-	for _, x := range a.running {
-		last := a.any
-		if x.audit { // it has no lock, by which a load learns of an invalidation in another process
-			last = a.here
-		}
-		const gather = 10 * time.Millisecond // at most, from the lock to the call of a ManyLoader
-		if last.Before(x.since.Add(-gather)) {
-			t.Errorf("two Loaders run for %s; the first is that of an audit: %t, the second: %t", key, x.audit, audit)
-		}
-		l.beside++
-	}
-	x := &entered{audit, time.Now()}
-	a.running = append(a.running, x)
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		a.running = slices.DeleteFunc(a.running, func(other *entered) bool { return other == x })
-	}
-}
-
-// At most one Loader runs for a key at a time, whether it loads, refreshes or audits; superseded ones do not
-// count.
-//
-//fault:audit
-func TestAudit_OneLoadPerKey(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		type loads struct{} // marks the context of what is not an audit
-		c := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{
-			Audit: 0.5, StaleWhileRevalidate: time.Minute, StaleIfError: time.Minute,
-			Trace: &singlefill.Trace{LoadStart: func(ctx context.Context, _ string) context.Context {
-				return context.WithValue(ctx, loads{}, true)
-			}},
-		})
-		elsewhere := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{})
-		l := &ledger{keys: make(map[string]*account)}
-		load := func(ctx context.Context, key string) (string, error) {
-			defer l.enter(t, key, ctx.Value(loads{}) == nil)()
-			time.Sleep(rand.N(50 * time.Millisecond))
-			if rand.N(2) == 0 && ctx.Err() != nil {
-				return "", ctx.Err()
-			}
-			return "v", nil
-		}
-		loadMany := func(ctx context.Context, keys []string) (map[string]string, error) {
-			values := make(map[string]string)
-			for _, key := range keys {
-				defer l.enter(t, key, ctx.Value(loads{}) == nil)()
-				values[key] = "v"
-			}
-			time.Sleep(rand.N(50 * time.Millisecond))
-			return values, nil
-		}
-		keys := []string{"a", "b", "c"}
-		var callers sync.WaitGroup
-		for range 8 {
-			callers.Go(func() {
-				for range 500 {
-					key := keys[rand.N(len(keys))]
-					var err error
-					switch rand.N(20) {
-					case 0:
-						err = l.invalidate(key, true, func() error { return c.Delete(t.Context(), key) })
-					case 1:
-						err = l.invalidate(key, false, func() error { return elsewhere.Delete(t.Context(), key) })
-					case 2:
-						err = l.invalidate(key, true, func() error { return c.Expire(t.Context(), key) })
-					case 3:
-						err = l.invalidate(key, false, func() error { return elsewhere.Expire(t.Context(), key) })
-					case 4, 5, 6, 7:
-						_, err = c.GetOrLoadMany(t.Context(), keys, loadMany)
-					default:
-						_, err = c.GetOrLoad(t.Context(), key, load)
-					}
-					if err != nil && !errors.Is(err, context.Canceled) {
-						t.Error(err)
-					}
-					time.Sleep(rand.N(20 * time.Millisecond))
-				}
-			})
-		}
-		callers.Wait()
-		if n := c.Stats(); n.Audits < 50 || n.Refreshes < 50 || l.beside < 10 {
-			t.Errorf("%d audits, %d refreshes, %d loads beside a superseded one: the test shows nothing", n.Audits, n.Refreshes, l.beside)
-		}
-	})
 }
 
 // About the fraction of hits is audited that the options say, also of calls for many keys.

@@ -160,14 +160,13 @@ func TestClocks_Expire(t *testing.T) {
 			for _, expirer := range []time.Duration{clockSkew, 0, -clockSkew} {
 				name := fmt.Sprintf("%s, written %v ahead, expired %v ahead", what, writer, expirer)
 				cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-					ns := redistest.Namespace(t)
-					c := cachetest.NewCacheIn(t, rdb, ns, opts)
+					c := cachetest.NewCacheIn(t, rdb, "ns", opts)
 					written := time.Now().Add(writer)
 					e := entry.Entry{WrittenAt: written, FreshUntil: written.Add(time.Hour), Payload: []byte("old")}
 					if expirer != 0 {
 						e.Expired, e.FreshUntil = true, time.Now().Add(expirer)
 					}
-					cachetest.PutEntry(t, rdb, ns, "k", e, time.Hour)
+					cachetest.PutEntry(t, rdb, "ns", "k", e, time.Hour)
 					if expirer == 0 {
 						redistest.Must(t, c.Expire(t.Context(), "k"))
 					}

@@ -16,10 +16,9 @@ import (
 // Close waits for a running refresh and its store, and not for a queued refresh.
 func TestClose_WaitsForRefreshAndStore(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
 		opts := cachetest.StaleOptions(time.Minute, 0)
 		opts.MaxLoads = 1
-		c := cachetest.NewCacheIn(t, rdb, ns, opts)
+		c := cachetest.NewCacheIn(t, rdb, "ns", opts)
 		for _, key := range []string{"queues", "k"} {
 			redistest.Must(t, c.Set(t.Context(), key, "old"))
 		}
@@ -32,8 +31,8 @@ func TestClose_WaitsForRefreshAndStore(t *testing.T) {
 		begun := time.Now()
 		redistest.Must(t, c.Close())
 		cachetest.WantElapsed(t, "Close returns", begun, 10*time.Second)
-		cachetest.WantStored(t, rdb, ns, "k", "new")
-		cachetest.WantStored(t, rdb, ns, "queues", "old")
+		cachetest.WantStored(t, rdb, "ns", "k", "new")
+		cachetest.WantStored(t, rdb, "ns", "queues", "old")
 		src.WantLoads(t, "one ran and one queued", 1)
 		if s := c.Stats(); s.Stored != 1 || s.Loading != 0 {
 			t.Errorf("%+v, want the refresh stored", s)

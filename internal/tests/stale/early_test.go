@@ -62,17 +62,16 @@ func TestEarlyRefresh_NotInTheFirstHalf(t *testing.T) {
 	for what, near := range map[string]*singlefill.Near{"redis": nil, "memory": {}} {
 		cachetest.RunInBubble(t, what, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 			const keys, callers = 5, 20
-			ns := redistest.Namespace(t)
 			opts := &singlefill.Options[string]{
 				Codec: singlefill.Raw, Jitter: 0.5, Near: near,
 				TTLFunc: func(key string, _ string) time.Duration { return time.Duration(key[0]-'a'+1) * time.Second },
 			}
-			fleet := cachetest.NewCaches(t, m, ns, 2, opts)
+			fleet := cachetest.NewCaches(t, m, "ns", 2, opts)
 			var refreshes atomic.Int64
 			load := func(ctx context.Context, key string) (string, error) {
 				if _, info, ok := singlefill.Previous[string](ctx, key); ok {
 					refreshes.Add(1)
-					if _, e := cachetest.GetEntry(t, rdb, ns, key); info.Age < e.FreshUntil.Sub(e.WrittenAt)/2 {
+					if _, e := cachetest.GetEntry(t, rdb, "ns", key); info.Age < e.FreshUntil.Sub(e.WrittenAt)/2 {
 						t.Errorf("%s: refreshed after %v of the life of %v", key, info.Age, e.FreshUntil.Sub(e.WrittenAt))
 					}
 				}
@@ -101,10 +100,9 @@ func TestEarlyRefresh_Clocks(t *testing.T) {
 		for what, near := range map[string]*singlefill.Near{"redis": nil, "memory": {}} {
 			name := fmt.Sprintf("%s, ahead by %v", what, ahead)
 			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				ns := redistest.Namespace(t)
-				c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, Near: near})
+				c := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{Codec: singlefill.Raw, Near: near})
 				begun := time.Now()
-				cachetest.PutEntry(t, rdb, ns, "k", entry.Entry{
+				cachetest.PutEntry(t, rdb, "ns", "k", entry.Entry{
 					WrittenAt: begun.Add(ahead), FreshUntil: begun.Add(ahead + life), LoadTime: 1000 * time.Hour, Payload: []byte("v"),
 				}, life)
 				for c.Stats().Refreshes == 0 {

@@ -63,63 +63,6 @@ func expireKeys(t testing.TB, c *singlefill.Cache[string], rdb, look redis.Unive
 	}
 }
 
-// An expired value is served as the windows say.
-func TestExpire_Windows(t *testing.T) {
-	t.Parallel()
-	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		for name, test := range map[string]struct {
-			opts *singlefill.Options[string]
-			got  string // by Get; "": nothing
-			err  error  // of the load
-			want cachetest.Answer
-		}{
-			"refreshed behind": {cachetest.StaleOptions(time.Hour, 0), "old", nil, cachetest.Answer{Value: "old", Info: singlefill.ValueInfo{Stale: true}}},
-			"kept for errors":  {cachetest.StaleOptions(0, time.Hour), "", nil, cachetest.Answer{Value: "new"}},
-			"kept for errors, source fails": {cachetest.StaleOptions(0, time.Hour), "", cachetest.ErrSource,
-				cachetest.Answer{Value: "old", Info: singlefill.ValueInfo{Stale: true, Err: cachetest.ErrSource}}},
-			"not kept":               {cachetest.StaleOptions(0, 0), "", nil, cachetest.Answer{Value: "new"}},
-			"not kept, source fails": {cachetest.StaleOptions(0, 0), "", cachetest.ErrSource, cachetest.Answer{Err: cachetest.ErrSource}},
-		} {
-			t.Run(name, func(t *testing.T) {
-				ns := redistest.Namespace(t)
-				c := cachetest.NewCacheIn(t, rdb, ns, test.opts)
-				src := cachetest.NewSource[string](t)
-				redistest.Must(t, c.Set(t.Context(), "k", "old"))
-				cachetest.WantGet(t, c, "k", "old", nil)
-				expireKeys(t, c, rdb, look, ns, "k")
-				if test.got != "" {
-					cachetest.WantGet(t, c, "k", test.got, nil)
-				} else {
-					cachetest.WantGet(t, c, "k", "", singlefill.ErrMiss)
-				}
-				src.Want(t, 0)
-				answer := cachetest.GoAsk(t.Context(), c, "k", src.Load)
-				load := src.Next(t)
-				if test.got == "" {
-					load.Ends <- cachetest.Ending[string]{Value: "new", Err: test.err}
-				}
-				a := cachetest.Receive(t, "an answer", answer) // although the load of a refresh does not end
-				a.Took, a.Info.Age = 0, 0
-				a.Want(t, name, test.want)
-				if test.got != "" {
-					load.Give("new")
-				}
-				if test.err == nil {
-					cachetest.WantGet(t, c, "k", "new", nil)
-				}
-				src.Want(t, 1)
-			})
-		}
-		t.Run("a remembered not-found", func(t *testing.T) {
-			ns := redistest.Namespace(t)
-			c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, 0))
-			cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](singlefill.ErrNotFound)).WantErr(t, singlefill.ErrNotFound)
-			expireKeys(t, c, rdb, look, ns, "k")
-			cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("found")).Want(t, "found")
-		})
-	})
-}
-
 // Expire takes one round trip for up to 256 keys.
 func TestExpire_RoundTrips(t *testing.T) {
 	t.Parallel()

@@ -148,88 +148,57 @@ func TestErrNoStale_Refresh(t *testing.T) {
 	}
 }
 
-// The memory of other processes forgets the old value, as after a Delete.
+// The memory of this process and of others forgets the old value, as after a Delete: also if the source says, too,
+// that there is none, and if the reply to the release is lost: the client sends it again, and the second one is refused.
 //
 //fault:failed-load
-func TestErrNoStale_Near(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		opts := cachetest.StaleOptions(time.Hour, 0)
-		opts.Near = &singlefill.Near{MaxLag: time.Second}
-		var deaf atomic.Bool // rdb does not get the log
-		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
-			if cmds[0].Name() == "xrange" && deaf.Load() {
-				return refusal("NOPERM no log")
-			}
-			return nil
-		}))
-		fleet := append(cachetest.NewCaches(t, m, "ns", 1, opts), cachetest.NewCacheIn(t, rdb, "ns", opts))
-		there, here := fleet[0], fleet[1]
-		cachetest.PutEntry(t, rdb, "ns", "k", cachetest.RefreshKinds["stale"]("old"), time.Hour)
-		for _, c := range fleet {
-			for c.Stats().NearStale == 0 { // Get begins no refresh
-				v, err := c.Get(t.Context(), "k")
-				cachetest.WantValue(t, v, err, "old")
-				time.Sleep(10 * time.Millisecond)
-			}
-		}
-		deaf.Store(true)
-		cachetest.GoGet(t.Context(), here, "k", cachetest.Fails[string](errForbidden)).Want(t, "old")
-		synctest.Wait() // until it has been refreshed
-		if age := here.Stats().NearAge; age < 0 || age >= time.Second {
-			t.Fatalf("memory has no proof: its age is %v", age)
-		}
-		if a := cachetest.Ask(t.Context(), here, "k", cachetest.Fails[string](errForbidden)); a.Err != errForbidden {
-			t.Errorf("the next call here: %+v, want the error", a)
-		}
-		time.Sleep(time.Second)
-		if a := cachetest.Ask(t.Context(), there, "k", cachetest.Fails[string](errForbidden)); a.Err != errForbidden {
-			t.Errorf("elsewhere, MaxLag later: %+v, want the error", a)
-		}
-	})
-}
-
-// The memory of other processes forgets the old value, too, if the source also says that there is none, and if the
-// reply to the release is lost: the client sends it again, and the second one is refused.
-//
 //fault:lost-reply
-func TestErrNoStale_NearOfOthers(t *testing.T) {
-	for name, failure := range map[string]error{"not found": errors.Join(singlefill.ErrNotFound, errForbidden), "lost reply": errForbidden} {
-		t.Run(name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				opts := cachetest.StaleOptions(time.Hour, 0)
-				opts.Near = &singlefill.Near{MaxLag: time.Second}
-				fleet := cachetest.NewCaches(t, m, "ns", 2, opts)
-				there, here := fleet[0], fleet[1]
-				if name == "lost reply" {
-					here = cachetest.NewCacheIn(t, rdb, "ns", opts)
-				}
-				cachetest.PutEntry(t, rdb, "ns", "k", cachetest.RefreshKinds["stale"]("old"), time.Hour)
-				for there.Stats().NearStale == 0 { // Get begins no refresh
-					v, err := there.Get(t.Context(), "k")
+func TestErrNoStale_Near(t *testing.T) {
+	for name, failure := range map[string]error{
+		"the error": errForbidden, "not found": errors.Join(singlefill.ErrNotFound, errForbidden), "lost reply": errForbidden,
+	} {
+		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			opts := cachetest.StaleOptions(time.Hour, 0)
+			opts.Near = &singlefill.Near{MaxLag: time.Second}
+			there, here := cachetest.NewCaches(t, m, "ns", 1, opts)[0], cachetest.NewCacheIn(t, rdb, "ns", opts)
+			cachetest.PutEntry(t, rdb, "ns", "k", cachetest.RefreshKinds["stale"]("old"), time.Hour)
+			for _, c := range []*singlefill.Cache[string]{there, here} {
+				for c.Stats().NearStale == 0 { // Get begins no refresh
+					v, err := c.Get(t.Context(), "k")
 					cachetest.WantValue(t, v, err, "old")
 					time.Sleep(10 * time.Millisecond)
 				}
-				var lost atomic.Bool
-				rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-					err := next(ctx, cmd)
-					if m.Exists("ns:{k}") || name != "lost reply" || !lost.CompareAndSwap(false, true) {
-						return err
-					}
-					return next(ctx, cmd) // as the client does
-				}))
-				cachetest.GoGet(t.Context(), here, "k", cachetest.Fails[string](failure)).Want(t, "old")
-				v := ""
-				for range 20 { // its memory stays proven
-					time.Sleep(100 * time.Millisecond)
-					v, _ = there.Get(t.Context(), "k")
+			}
+			rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+				if cmds[0].Name() == "xrange" { // here does not get the log
+					return refusal("NOPERM no log")
 				}
-				if name == "lost reply" && !lost.Load() {
-					t.Fatal("no reply was lost")
+				return nil
+			}))
+			var lost atomic.Bool
+			rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+				err := next(ctx, cmd)
+				if m.Exists("ns:{k}") || name != "lost reply" || !lost.CompareAndSwap(false, true) {
+					return err
 				}
-				if v == "old" {
-					t.Error("the old value is served elsewhere, after MaxLag")
-				}
-			})
+				return next(ctx, cmd) // as the client does
+			}))
+			cachetest.GoGet(t.Context(), here, "k", cachetest.Fails[string](failure)).Want(t, "old")
+			synctest.Wait() // until it has been refreshed
+			if age := here.Stats().NearAge; age < 0 || age >= time.Second || name == "lost reply" && !lost.Load() {
+				t.Fatalf("the age of memory is %v, and a reply was lost: %t", age, lost.Load())
+			}
+			if a := cachetest.Ask(t.Context(), here, "k", cachetest.Fails[string](errForbidden)); a.Err != errForbidden && a.Err != singlefill.ErrNotFound {
+				t.Errorf("the next call here: %+v, want the error", a)
+			}
+			v := ""
+			for range 20 { // its memory stays proven
+				time.Sleep(100 * time.Millisecond)
+				v, _ = there.Get(t.Context(), "k")
+			}
+			if v == "old" {
+				t.Error("the old value is served elsewhere, after MaxLag")
+			}
 		})
 	}
 }

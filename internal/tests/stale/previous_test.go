@@ -96,25 +96,6 @@ func TestPrevious_OnlyOfTheLoad(t *testing.T) {
 	})
 }
 
-// A value that is about to expire is the previous one of its refresh, and is not stale.
-func TestPrevious_EarlyRefresh(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{EarlyRefresh: 1e9})
-		_, err := c.GetOrLoad(t.Context(), "k", cachetest.Takes(time.Second, "v", nil))
-		redistest.Must(t, err)
-		infos := make(chan singlefill.ValueInfo, 1)
-		_, err = c.GetOrLoad(t.Context(), "k", func(ctx context.Context, key string) (string, error) {
-			v, info, _ := singlefill.Previous[string](ctx, key)
-			infos <- info
-			return v, nil
-		})
-		redistest.Must(t, err)
-		if info := <-infos; info.Stale {
-			t.Errorf("%+v, want a fresh value", info)
-		}
-	})
-}
-
 // A stale hit in memory is refreshed with its previous value.
 func TestPrevious_Near(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {

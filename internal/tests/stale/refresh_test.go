@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -82,11 +81,10 @@ var supersededLeaves = map[string]string{"Delete": "", "Set": "set", "Expire": "
 // A stale value is served at once, in all processes, until one of them has refreshed it.
 func TestStaleWhileRevalidate_OneRefresh(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
 		var e cachetest.Events
 		opts := cachetest.StaleOptions(time.Minute, 0)
 		opts.Trace = staleTrace(&e)
-		fleet := cachetest.NewCaches(t, m, ns, 3, opts)
+		fleet := cachetest.NewCaches(t, m, "ns", 3, opts)
 		src := cachetest.NewSource[string](t)
 		cachetest.SetStale(t, fleet[0], "k", "old", time.Second)
 		cachetest.Ask(t.Context(), fleet[0], "k", src.Load).WantOld(t, "the first reader", time.Second, nil)
@@ -167,8 +165,7 @@ func TestStaleWhileRevalidate_ShortOutage(t *testing.T) {
 // A refresh is left to the process that holds the lock, which is no wait, and is tried again a second later.
 func TestRefresh_LeftToItsHolder(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		fleet := cachetest.NewCaches(t, m, ns, 2, cachetest.StaleOptions(time.Hour, 0))
+		fleet := cachetest.NewCaches(t, m, "ns", 2, cachetest.StaleOptions(time.Hour, 0))
 		here, there := fleet[0], fleet[1]
 		src := cachetest.NewSource[string](t)
 		cachetest.SetStale(t, there, "k", "old", 0)
@@ -191,7 +188,7 @@ func TestRefresh_LeftToItsHolder(t *testing.T) {
 
 		// The holder dies: its lock stays, for less than a second.
 		cachetest.SetStale(t, there, "k", "old", 0)
-		redistest.Must(t, rdb.Set(t.Context(), ns+":{k}:lock", "HOTHEROTHEROTHEROTHEROTHERO0123456789012345", 400*time.Millisecond).Err())
+		redistest.Must(t, rdb.Set(t.Context(), "ns:{k}:lock", "HOTHEROTHEROTHEROTHEROTHERO0123456789012345", 400*time.Millisecond).Err())
 		for range 4 {
 			read()
 			time.Sleep(100 * time.Millisecond)
@@ -201,7 +198,7 @@ func TestRefresh_LeftToItsHolder(t *testing.T) {
 		read()
 		src.Next(t).Give("new")
 		synctest.Wait()
-		cachetest.WantStored(t, rdb, ns, "k", "new")
+		cachetest.WantStored(t, rdb, "ns", "k", "new")
 		if n := here.Stats().Waits; n != 0 {
 			t.Errorf("%d waits, but no call has waited", n)
 		}
@@ -213,15 +210,14 @@ func TestRefresh_LeftToItsHolder(t *testing.T) {
 // A replica, or the client's own cache, shows the old entry for a moment after the refresh.
 func TestRefresh_NotAgainAtOnce(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(time.Hour, 0))
+		c := cachetest.NewCacheIn(t, rdb, "ns", cachetest.StaleOptions(time.Hour, 0))
 		cachetest.SetStale(t, c, "k", "old", 0)
-		data, _ := cachetest.Stored(t, rdb, ns+":{k}")
+		data, _ := cachetest.Stored(t, rdb, "ns:{k}")
 		src := &cachetest.TimedSource{Value: "new"}
 		cachetest.Ask(t.Context(), c, "k", src.Load).WantOld(t, "the reader that begins it", 0, nil)
 		src.WantLoads(t, "a refresh", 1)
-		_ = m.Set(ns+":{k}", data)
-		m.SetTTL(ns+":{k}", time.Hour)
+		_ = m.Set("ns:{k}", data)
+		m.SetTTL("ns:{k}", time.Hour)
 		for range 9 {
 			time.Sleep(11 * time.Millisecond)
 			cachetest.Ask(t.Context(), c, "k", src.Load)
@@ -237,35 +233,12 @@ func TestRefresh_NotAgainAtOnce(t *testing.T) {
 	})
 }
 
-// A short outage stops refreshes for a second, not for RetryAfter.
-func TestRefresh_AfterAShortOutage(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		var fail atomic.Bool
-		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-			if strings.HasPrefix(cmd.Name(), "eval") && fail.Load() {
-				return errors.New("connection reset")
-			}
-			return nil
-		}))
-		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: 2 * time.Hour, RetryAfter: time.Hour}, "old", time.Second)
-		fail.Store(true)
-		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
-		time.Sleep(500 * time.Millisecond) // it has tried for as long as one command may take
-		fail.Store(false)
-		time.Sleep(time.Second)
-		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new"))
-		synctest.Wait()
-		cachetest.WantGet(t, c, "k", "new", nil)
-	})
-}
-
 // A refresh has the context values of the call that began it, and ends at LoadTimeout.
 func TestRefresh_Context(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
 		opts := cachetest.StaleOptions(time.Hour, 0)
 		opts.RetryAfter = time.Second
-		c := cachetest.NewCacheIn(t, rdb, ns, opts)
+		c := cachetest.NewCacheIn(t, rdb, "ns", opts)
 		src := cachetest.NewSource[string](t)
 		cachetest.SetStale(t, c, "k", "old", 0)
 		begun := time.Now()
@@ -283,13 +256,13 @@ func TestRefresh_Context(t *testing.T) {
 		if load.Ctx.Err() != context.DeadlineExceeded {
 			t.Errorf("at LoadTimeout the Loader's context says %v", load.Ctx.Err())
 		}
-		cachetest.WantUnlocked(t, rdb, ns, "k")
+		cachetest.WantUnlocked(t, rdb, "ns", "k")
 		time.Sleep(time.Second)
 		cachetest.Ask(t.Context(), c, "k", cachetest.Gives("new")).WantOld(t, "after RetryAfter", time.Minute+time.Second, nil)
 		synctest.Wait()
 		load.Give("left behind")
 		synctest.Wait()
-		cachetest.WantStored(t, rdb, ns, "k", "new")
+		cachetest.WantStored(t, rdb, "ns", "k", "new")
 		if s := c.Stats(); s.LoadErrors != 1 || s.Refreshes != 2 || s.Stored != 1 {
 			t.Errorf("%+v, want one failed refresh and one stored", s)
 		}
@@ -327,56 +300,10 @@ func TestRefresh_AsksForKeys(t *testing.T) {
 	}
 }
 
-// A refresh that panics or exits frees its lock, and a later one succeeds.
-func TestRefresh_Panic(t *testing.T) {
-	for name, load := range map[string]singlefill.Loader[string]{
-		"panic":  func(context.Context, string) (string, error) { panic("boom") },
-		"Goexit": func(context.Context, string) (string, error) { runtime.Goexit(); return "", nil },
-	} {
-		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			ns := redistest.Namespace(t)
-			c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(time.Minute, 0))
-			cachetest.SetStale(t, c, "k", "old", 0)
-			cachetest.Ask(t.Context(), c, "k", load).WantOld(t, "the reader that begins it", 0, nil)
-			synctest.Wait()
-			cachetest.WantUnlocked(t, rdb, ns, "k")
-			time.Sleep(time.Second)
-			cachetest.Ask(t.Context(), c, "k", cachetest.Gives("new")).WantOld(t, "after RetryAfter", time.Second, nil)
-			synctest.Wait()
-			cachetest.WantStored(t, rdb, ns, "k", "new")
-			if s := c.Stats(); s.LoadPanics != 1 || s.LoadErrors != 1 || s.Refreshes != 2 {
-				t.Errorf("%+v, want one panic", s)
-			}
-		})
-	}
-}
-
-// A codec that exits in a refresh harms no other call.
-func TestRefresh_CodecExits(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		var decodes atomic.Int64
-		codec := cachetest.BadCodec{Codec: singlefill.Raw, OnUnmarshal: func(any) error {
-			if decodes.Add(1) == 2 { // of the refresh, after the reader's
-				runtime.Goexit()
-			}
-			return nil
-		}}
-		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Second, Codec: codec}, "old", 500*time.Millisecond)
-		if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Err != nil {
-			t.Errorf("the reader is answered %+v", a)
-		}
-		time.Sleep(5 * time.Second)
-		if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new")); a.Value != "new" || a.Err != nil || decodes.Load() != 2 {
-			t.Errorf("a later caller is answered %+v", a)
-		}
-	})
-}
-
 // A refresh whose value cannot be encoded has failed: RetryAfter holds.
 func TestRefresh_ValueThatCannotBeEncoded(t *testing.T) {
 	for _, kind := range windowKinds {
 		cachetest.RunInBubble(t, kind.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			ns := redistest.Namespace(t)
 			opts := kind.opts()
 			opts.RetryAfter = 10 * time.Second
 			opts.Codec = cachetest.BadCodec{Codec: singlefill.Raw, OnMarshal: func(v any) error {
@@ -385,7 +312,7 @@ func TestRefresh_ValueThatCannotBeEncoded(t *testing.T) {
 				}
 				return nil
 			}}
-			fleet := cachetest.NewCaches(t, m, ns, 2, opts)
+			fleet := cachetest.NewCaches(t, m, "ns", 2, opts)
 			cachetest.SetStale(t, fleet[0], "k", "old", 0)
 			src := &cachetest.TimedSource{Value: "cannot be encoded"}
 			r := cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
@@ -409,7 +336,7 @@ func TestRefresh_ValueThatCannotBeEncoded(t *testing.T) {
 			synctest.Wait()
 			cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
 			src.WantLoads(t, "after RetryAfter", 2)
-			cachetest.WantStored(t, rdb, ns, "k", "old")
+			cachetest.WantStored(t, rdb, "ns", "k", "old")
 			if s := fleet[0].Stats(); s.StoreErrors != 2 || s.LoadErrors != 0 {
 				t.Errorf("%+v, want two store errors", s)
 			}
@@ -485,10 +412,9 @@ func TestRefresh_NothingToKeep(t *testing.T) {
 		for _, kind := range windowKinds {
 			name := test.name + ", " + kind.name
 			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				ns := redistest.Namespace(t)
 				opts := kind.opts()
 				test.set(opts)
-				fleet := cachetest.NewCaches(t, m, ns, 2, opts)
+				fleet := cachetest.NewCaches(t, m, "ns", 2, opts)
 				cachetest.SetStale(t, fleet[0], "k", "old", time.Second)
 				r := cachetest.Ask(t.Context(), fleet[0], "k", test.load)
 				switch {
@@ -510,8 +436,8 @@ func TestRefresh_NothingToKeep(t *testing.T) {
 						cachetest.Answer{Err: singlefill.ErrNotFound})
 					return
 				}
-				cachetest.WantStored(t, rdb, ns, "k", "")
-				if record, found := cachetest.Stored(t, rdb, ns+":{k}:lock"); found && test.want.Value != "" {
+				cachetest.WantStored(t, rdb, "ns", "k", "")
+				if record, found := cachetest.Stored(t, rdb, "ns:{k}:lock"); found && test.want.Value != "" {
 					t.Errorf("the lock key holds %q, though nothing has failed", record)
 				}
 				cachetest.Ask(t.Context(), fleet[1], "k", cachetest.Gives("new")).WantFresh(t, "the next caller", "new")

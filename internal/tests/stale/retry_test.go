@@ -124,10 +124,9 @@ func TestRetryAfter_NothingToServe(t *testing.T) {
 			for asker := range 2 {
 				name := fmt.Sprintf("%s, %s, by %d", test.name, kind.name, asker)
 				cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-					ns := redistest.Namespace(t)
 					opts := kind.opts()
 					opts.RetryAfter = 2 * time.Minute // longer than LockTTL, and than the window
-					fleet := cachetest.NewCaches(t, m, ns, 2, opts)
+					fleet := cachetest.NewCaches(t, m, "ns", 2, opts)
 					cachetest.SetStale(t, fleet[0], "k", "old", 0)
 					src := &cachetest.TimedSource{Err: cachetest.ErrSource}
 					cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
@@ -143,13 +142,13 @@ func TestRetryAfter_NothingToServe(t *testing.T) {
 					}
 					src.WantLoads(t, "within RetryAfter", 1)
 
-					redistest.Must(t, test.act(t.Context(), fleet[0], rdb, ns+":{k}"))
+					redistest.Must(t, test.act(t.Context(), fleet[0], rdb, "ns:{k}"))
 					src.Value, src.Err = "new", nil
 					r := cachetest.Ask(t.Context(), fleet[asker], "k", src.Load)
 					switch {
 					case test.want == "set":
 						r.WantFresh(t, "set", "set")
-						if record, found := cachetest.Stored(t, rdb, ns+":{k}:lock"); found {
+						if record, found := cachetest.Stored(t, rdb, "ns:{k}:lock"); found {
 							t.Errorf("the lock key holds %q", record)
 						}
 						return
@@ -159,7 +158,7 @@ func TestRetryAfter_NothingToServe(t *testing.T) {
 						r.WantFresh(t, "gone or to be loaded first", "new")
 					}
 					src.WantLoads(t, "at once", 2)
-					cachetest.WantStored(t, rdb, ns, "k", "new")
+					cachetest.WantStored(t, rdb, "ns", "k", "new")
 				})
 			}
 		}

@@ -65,8 +65,7 @@ func TestStale_WindowsToTheMillisecond(t *testing.T) {
 		for _, prolonged := range []bool{false, true} {
 			name := fmt.Sprintf("%s, prolonged %t", w.name, prolonged)
 			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				ns := redistest.Namespace(t)
-				c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(w.swr, w.sie))
+				c := cachetest.NewCacheIn(t, rdb, "ns", cachetest.StaleOptions(w.swr, w.sie))
 				probes := []time.Duration{-tick, 0, w.swr - tick, w.swr, w.sie - tick, w.sie, 3 * minute}
 				slices.Sort(probes)
 				probes = slices.Compact(probes)
@@ -74,11 +73,11 @@ func TestStale_WindowsToTheMillisecond(t *testing.T) {
 				for _, late := range probes {
 					key := late.String()
 					redistest.Must(t, c.Set(t.Context(), key, "old"))
-					if kept := m.TTL(ns + ":{" + key + "}"); kept != cachetest.StaleLife+max(w.swr, w.sie) {
+					if kept := m.TTL("ns:{" + key + "}"); kept != cachetest.StaleLife+max(w.swr, w.sie) {
 						t.Errorf("Redis keeps it for %v", kept)
 					}
 					if prolonged {
-						m.SetTTL(ns+":{"+key+"}", 24*time.Hour)
+						m.SetTTL("ns:{"+key+"}", 24*time.Hour)
 					}
 				}
 				for _, late := range probes {
@@ -140,68 +139,6 @@ func TestStale_NotFound(t *testing.T) {
 	}
 }
 
-// A stale value that cannot be decoded is a miss.
-func TestStale_ValueThatCannotBeDecoded(t *testing.T) {
-	for _, kind := range windowKinds {
-		cachetest.RunInBubble(t, kind.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			ns := redistest.Namespace(t)
-			opts := kind.opts()
-			opts.Codec = nil // MsgPack
-			c := cachetest.NewCacheIn(t, rdb, ns, opts)
-			data, err := entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), Payload: []byte{0xc1}}.Encode()
-			redistest.Must(t, err)
-			redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", data, time.Minute).Err())
-			src := &cachetest.TimedSource{Err: cachetest.ErrSource, Takes: time.Second}
-			for n := range int64(2) { // no RetryAfter: there is nothing to serve
-				cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the load fails",
-					cachetest.Answer{Err: cachetest.ErrSource, Took: src.Takes})
-				src.WantLoads(t, "nothing to serve", n+1)
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-			defer cancel()
-			cachetest.Ask(ctx, c, "k", src.Load).Want(t, "a deadline",
-				cachetest.Answer{Err: context.DeadlineExceeded, Took: time.Millisecond})
-			time.Sleep(src.Takes)
-			synctest.Wait()
-			cachetest.Ask(t.Context(), c, "k", cachetest.Gives("new")).WantFresh(t, "the load succeeds", "new")
-			if s := c.Stats(); s.BadValues != 4 || s.Stale != 0 || s.Refreshes != 0 || s.Misses != 3 {
-				t.Errorf("%+v, want four bad values, and three calls answered by a load", s)
-			}
-		})
-	}
-}
-
-// A caller that arrives after a Delete gets no value from before it, neither stale nor loaded.
-func TestDelete_StaleValue(t *testing.T) {
-	for _, kind := range windowKinds {
-		for _, fail := range []error{nil, cachetest.ErrSource} {
-			name := fmt.Sprintf("%s, the load fails: %v", kind.name, fail)
-			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, kind.opts())
-				here, there := fleet[0], fleet[1]
-				src := cachetest.NewSource[string](t)
-				cachetest.SetStale(t, here, "k", "old", 0)
-				first := cachetest.GoAsk(t.Context(), here, "k", src.Load)
-				load := src.Next(t)
-				redistest.Must(t, there.Delete(t.Context(), "k"))
-				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
-				defer cancel()
-				// This process looks at its lock after 10 ms, and does not know of the Delete before.
-				cachetest.Ask(ctx, here, "k", cachetest.Gives("new")).Want(t, "a later caller that leaves", cachetest.Answer{
-					Err: context.DeadlineExceeded, Took: 5 * time.Millisecond,
-				})
-				later := cachetest.GoAsk(t.Context(), here, "k", cachetest.Gives("new"))
-				synctest.Wait()
-				load.Ends <- cachetest.Ending[string]{Value: "older", Err: fail}
-				cachetest.Receive(t, "a reply", later).WantFresh(t, "a later caller that stays", "new")
-				if r := cachetest.Receive(t, "a reply", first); r.Err != nil || r.Value == "new" {
-					t.Errorf("the caller before it got %+v", r)
-				}
-			})
-		}
-	}
-}
-
 // A stale value is returned in place of every kind of failure, with the reason.
 func TestStaleIfError_EveryFailure(t *testing.T) {
 	const late = 10 * time.Second
@@ -259,11 +196,10 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 	} {
 		cachetest.RunInBubble(t, test.name, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 			var e cachetest.Events
-			ns := redistest.Namespace(t)
 			opts := cachetest.StaleOptions(0, 5*time.Minute)
-			there := cachetest.NewCaches(t, m, ns, 1, opts)[0]
+			there := cachetest.NewCaches(t, m, "ns", 1, opts)[0]
 			opts.Trace = &singlefill.Trace{Stale: staleTrace(&e).Stale, Miss: e.Trace().Miss, Hit: e.Trace().Hit}
-			here := cachetest.NewCaches(t, m, ns, 1, opts)[0]
+			here := cachetest.NewCaches(t, m, "ns", 1, opts)[0]
 			cachetest.SetStale(t, there, "k", "old", late)
 			ctx := t.Context()
 			if test.load == nil {
@@ -318,8 +254,7 @@ func TestStaleIfError_FreshAtTheBeginning(t *testing.T) {
 // fails.
 func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		fleet := cachetest.NewCaches(t, m, ns, 2, cachetest.StaleOptions(0, time.Minute))
+		fleet := cachetest.NewCaches(t, m, "ns", 2, cachetest.StaleOptions(0, time.Minute))
 		here, there := fleet[0], fleet[1]
 		src := cachetest.NewSource[string](t)
 		begin := func() (*cachetest.HeldLoad[string], <-chan cachetest.Answer) {
@@ -332,7 +267,7 @@ func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
 		load, waits := begin() // of nothing
 		data, err := entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), Payload: []byte("spare")}.Encode()
 		redistest.Must(t, err)
-		redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", data, time.Hour).Err())
+		redistest.Must(t, rdb.Set(t.Context(), "ns:{k}", data, time.Hour).Err())
 		time.Sleep(time.Second)
 		load.Fail(cachetest.ErrSource)
 		r := cachetest.Receive(t, "a reply", waits)
@@ -342,7 +277,7 @@ func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
 
 		cachetest.SetStale(t, there, "k", "old", 0)
 		load, waits = begin()
-		redistest.Must(t, rdb.Del(t.Context(), ns+":{k}").Err())
+		redistest.Must(t, rdb.Del(t.Context(), "ns:{k}").Err())
 		time.Sleep(time.Second)
 		load.Fail(cachetest.ErrSource)
 		if r := cachetest.Receive(t, "a reply", waits); r.Err == nil || r.Info != (singlefill.ValueInfo{}) {
@@ -432,10 +367,9 @@ func TestStaleIfError_LoadPastTheWindow(t *testing.T) {
 		for _, deadline := range []bool{false, true} {
 			name := fmt.Sprintf("%s, deadline %t", test.name, deadline)
 			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				ns := redistest.Namespace(t)
-				c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Minute))
+				c := cachetest.NewCacheIn(t, rdb, "ns", cachetest.StaleOptions(0, time.Minute))
 				cachetest.SetStale(t, c, "k", "old", time.Minute-left)
-				m.SetTTL(ns+":{k}", 24*time.Hour)
+				m.SetTTL("ns:{k}", 24*time.Hour)
 				src := &cachetest.TimedSource{Takes: left - test.ends, Err: cachetest.ErrSource}
 				failure, ctx := cachetest.ErrSource, t.Context()
 				if deadline {
