@@ -94,9 +94,6 @@ func TestCluster_MasterDies(t *testing.T) {
 	begun := time.Now()
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
-	var calls atomic.Int64
-	var mu sync.Mutex
-	var slowest time.Duration
 	for _, c := range []*cachetest.Cache{a, b} {
 		for g := range 4 {
 			wg.Go(func() {
@@ -106,12 +103,7 @@ func TestCluster_MasterDies(t *testing.T) {
 						return
 					default:
 					}
-					begun := time.Now()
 					c.MustLoad(fmt.Sprint("k", (i+g*17)%keys))
-					calls.Add(1)
-					mu.Lock()
-					slowest = max(slowest, time.Since(begun))
-					mu.Unlock()
 				}
 			})
 		}
@@ -128,7 +120,6 @@ func TestCluster_MasterDies(t *testing.T) {
 	close(stop)
 	wg.Wait()
 	t.Logf("%d of %d keys were on the dead master, and cached again after %v", len(lost), keys, back.Round(time.Millisecond))
-	t.Logf("of %d calls in that time the slowest took %v; RedisTimeout is 300 ms", calls.Load(), slowest.Round(time.Millisecond))
 	if a.Log.ErrorCount()+b.Log.ErrorCount() == 0 {
 		t.Error("no cache has noticed the fault")
 	}

@@ -33,37 +33,6 @@ func held(s *redistest.Server, c *cachetest.Cache, key string) string {
 	return s.Admin().Get(context.Background(), c.LockKey(key)).Val()
 }
 
-// Locks whose replies are all lost are released by commands whose replies are lost, too.
-//
-//fault:no-reply
-func TestLock_AllRepliesLost(t *testing.T) {
-	s, p := newWarm(t)
-	c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), stallTimeout, lockTTL(20*time.Second))
-	rule := p.On(redistest.Command("EVALSHA", "EVAL"), redistest.MuteReply)
-	s.ResetCalls()
-	const keys = 5
-	for i := range keys {
-		c.MustLoad(fmt.Sprint("k", i))
-	}
-	c.WantLoads(keys)
-	c.WantErrors()
-	if n := s.Calls("set"); n < keys || rule.Fired() < keys {
-		t.Errorf("%d locks were taken, %d replies were lost", n, rule.Fired())
-	}
-	begun := time.Now()
-	redistest.Await(t, "no lock is held", func() bool {
-		for i := range keys {
-			if strings.HasPrefix(held(s, c, fmt.Sprint("k", i)), "H") {
-				return false
-			}
-		}
-		return true
-	})
-	t.Logf("%d locks were free %v after their loads; LockTTL is 20 s", keys, time.Since(begun).Round(time.Millisecond))
-	rule.Times(0)
-	c.AwaitRecovery()
-}
-
 // A lock command that arrives after its caller has given up, or after the load, takes nothing: also if
 // its repetition was granted the lock.
 //

@@ -535,27 +535,6 @@ func TestNear_MissingRight(t *testing.T) {
 	}
 }
 
-// Without its wake-ups a process reads the log by itself.
-//
-//fault:near-lost-hints
-func TestNear_LostHints(t *testing.T) {
-	for name, action := range map[string]redistest.Action{
-		"lost": redistest.DropMessage, "late": redistest.HoldReply, "repeated": redistest.Twice, "cut short": redistest.ResetReply,
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, p, a, b := startNear(t)
-			rule := p.OnMessage(a.logKey(), action)
-			redistest.Await(t, "the fault comes about", func() bool {
-				bothHit(a, b, "k")
-				b.wantNew(a.change("k"), "k")
-				return rule.Fired() > 0
-			})
-			wantWorking(a, b, "k")
-			rule.Release()
-		})
-	}
-}
-
 // When the log moves to another node, or its node is replaced, processes listen there: with a MaxLag of
 // an hour nothing but a message tells them of a Delete.
 //
@@ -587,67 +566,6 @@ func TestNear_ListensWhereTheLogIs(t *testing.T) {
 			move(t, cluster, a.logKey())
 			hear()
 		})
-	}
-}
-
-const nearRole = "near"
-
-func init() { redistest.Role(nearRole, runNear) }
-
-// runNear is a process that calls GetOrLoad for each line. The source is a Redis key.
-func runNear(p *redistest.Child) {
-	rdb := redis.NewClient(&redis.Options{Addr: p.Args[0], DisableIdentity: true})
-	defer rdb.Close()
-	c, err := singlefill.New(rdb, p.Args[1], time.Hour, &singlefill.Options[string]{Near: &singlefill.Near{MaxLag: nearLag}})
-	if err != nil {
-		p.Say("failed %v", err)
-		return
-	}
-	defer c.Close()
-	for key, ok := p.Next(); ok; key, ok = p.Next() {
-		v, err := c.GetOrLoad(context.Background(), key, func(ctx context.Context, _ string) (string, error) {
-			return rdb.Get(ctx, p.Args[2]).Result()
-		})
-		p.Say("got %s %d %v", v, c.Stats().NearHits, err)
-	}
-}
-
-// A process that was frozen takes nothing from memory when it goes on, since its proof is too old.
-//
-//fault:near-frozen
-func TestNear_FrozenProcess(t *testing.T) {
-	s, _, a, _ := startNear(t)
-	const source = "source"
-	setSource := func(v int64) { redistest.Do(t, s.Admin(), "set", source, v, "px", 3_600_000) }
-	setSource(1)
-	b := redistest.Spawn(t, nearRole, s.Addr, a.namespace, source)
-	ask := func() (version, hits int64) {
-		t.Helper()
-		said := b.Expect("got ")
-		var failure string
-		if _, err := fmt.Sscan(said, &version, &hits, &failure); err != nil || failure != "<nil>" {
-			t.Fatalf("the process said %q", said)
-		}
-		return version, hits
-	}
-	for round := range int64(3) {
-		a.awaitHits("k")
-		var hits int64
-		redistest.Await(t, "a hit in the memory of the process", func() bool {
-			before := hits
-			b.Send("k")
-			_, hits = ask()
-			return hits > before && before > 0
-		})
-		b.Freeze()
-		setSource(round + 2)
-		returned := a.change("k")
-		redistest.Await(t, "MaxLag has passed", func() bool { return time.Since(returned) > nearLag })
-		b.Send("k")
-		b.Thaw()
-		if v, _ := ask(); v < round+2 {
-			t.Errorf("the process that was frozen got version %d, want %d", v, round+2)
-		}
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 //
 //fault:unreachable
 //fault:one-way
+//fault:short-freeze
 func TestGetOrLoad_UnreachableRedis(t *testing.T) {
 	for _, fault := range []struct {
 		name  string

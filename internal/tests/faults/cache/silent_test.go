@@ -92,6 +92,7 @@ func TestBreaker_SilentRedis(t *testing.T) {
 // when it began.
 //
 //fault:unreachable
+//fault:frozen-for-many-caches
 func TestBreaker_FirstRequests(t *testing.T) {
 	t.Parallel()
 	const callers, latency, loadTime = 16, 4 * time.Millisecond, 3 * time.Millisecond

@@ -2,11 +2,8 @@ package cache_test
 
 import (
 	"context"
-	"fmt"
-	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -130,103 +127,4 @@ func TestWake_Message(t *testing.T) {
 			closeListeners(t, []*redistest.Server{s}, a, b)
 		})
 	}
-}
-
-// A waiter that cannot open a connection to listen polls. It listens as soon as it can.
-//
-//fault:cut-listener
-//fault:frozen-listener
-func TestWake_ConnectionRefused(t *testing.T) {
-	onSubscribe := func(action redistest.Action) func(p *redistest.Proxy, _ *atomic.Int64) (func() int, func()) {
-		return func(p *redistest.Proxy, _ *atomic.Int64) (func() int, func()) {
-			rule := p.On(redistest.Command("ssubscribe"), action)
-			return rule.Fired, func() { rule.Times(0) }
-		}
-	}
-	// Each begins a fault, and returns how often it has come about, and what ends it.
-	for name, begin := range map[string]func(p *redistest.Proxy, refused *atomic.Int64) (times func() int, end func()){
-		"refused": func(p *redistest.Proxy, refused *atomic.Int64) (func() int, func()) {
-			p.Refuse(true)
-			return func() int { return int(refused.Load()) }, func() { p.Refuse(false) }
-		},
-		"closed":    onSubscribe(redistest.CloseBefore),
-		"swallowed": onSubscribe(redistest.DropRequest),
-	} {
-		t.Run(name, func(t *testing.T) {
-			s, p := start(t)
-			var refused atomic.Int64 // dials
-			one := func(o *redis.Options) { o.PoolSize = 1 }
-			dial := func(o *redis.Options) {
-				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-					conn, err := new(net.Dialer).DialContext(ctx, network, addr)
-					if err != nil {
-						refused.Add(1)
-					}
-					return conn, err
-				}
-			}
-			a, b := newListeners(t, s.Client(t, one), p.Client(t, one, dial))
-			a.MustLoad("before")
-			b.WantHit("before") // each has the connection for its commands
-			times, end := begin(p, &refused)
-			for _, key := range []string{"k1", "k2"} {
-				waits := startWaiting(t, s, a, b, key)
-				redistest.Await(t, "the fault comes about", func() bool { return times() > 0 })
-				waits.end()
-			}
-			waits := startWaiting(t, s, a, b, "k3")
-			if n := subscribers(t, s, waits.channel); n != 0 {
-				t.Errorf("%d connections listen in spite of the fault", n)
-			}
-			end()
-			waits.awaitListening(s)
-			waits.end()
-			wantNoErrors(a, b)
-			closeListeners(t, []*redistest.Server{s}, a, b)
-		})
-	}
-}
-
-// info returns a number of a section of INFO.
-func info(t testing.TB, s *redistest.Server, section, field string) (n int) {
-	t.Helper()
-	text, err := s.Admin().Info(context.Background(), section).Result()
-	_, number, found := strings.Cut(text, field+":")
-	if err != nil || !found {
-		t.Fatalf("INFO %s has no %s: %v", section, field, err)
-	}
-	fmt.Sscan(number, &n)
-	return n
-}
-
-// A waiter whose slot moves to another node gets its value. Later waiters listen at the new node.
-//
-//fault:moved-slot
-func TestWake_MovedSlot(t *testing.T) {
-	t.Parallel()
-	cluster := redistest.StartCluster(t)
-	client := cluster.Client(t)
-	a, b := newListeners(t, cluster.Client(t), client)
-	from := cluster.Owner(t, a.ValueKey("k"))
-	b.WantMiss("k") // so that its client knows the nodes
-	w := startWaiting(t, from, a, b, "k")
-	w.awaitListening(from)
-	move := cluster.Move(t, a.ValueKey("k"))
-	move.End()
-	redistest.Await(t, "the old node ends the subscription", func() bool { return subscribers(t, from, w.channel) == 0 })
-	w.end()
-	if owner := cluster.Owner(t, a.ValueKey("k")); owner != move.To {
-		t.Error("the slot has not changed its node")
-	}
-
-	redistest.Await(t, "the client knows the new node", func() bool {
-		client.ReloadState(context.Background())
-		master, err := client.MasterForKey(context.Background(), w.channel)
-		return err == nil && master.Options().Addr == move.To.Addr
-	})
-	redistest.Must(t, a.Delete(t.Context(), "k"))
-	w = startWaiting(t, move.To, a, b, "k")
-	w.awaitListening(move.To)
-	w.end()
-	closeListeners(t, cluster.Nodes, a, b)
 }
