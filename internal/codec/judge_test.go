@@ -227,84 +227,76 @@ func (json5) MarshalText() ([]byte, error)  { return []byte("5"), nil }
 func (*json5) UnmarshalText(_ []byte) error { return nil }
 
 // A type is refused if a part of it can hold nothing but nil, and not otherwise. The error names T, the
-// way to the part, and its type.
+// way to the part, and its type. Then the codec cannot store a value in which nothing is nil; what Takes takes
+// comes back.
 func TestTakes_TypeThatCannotBeStored(t *testing.T) {
 	_ = omitsReader{skip: nil}
 	_ = embedsSecret{secret: &secret{n: 1}}
 	_ = embedsWords{words: nil}
 	const both, fits = "MsgPack JSON", ""
-	for typ, want := range map[reflect.Type]struct{ refusedBy, part string }{
-		reflect.TypeFor[io.Reader]():                {both, "it: "},
-		reflect.TypeFor[error]():                    {both, "it: "},
-		reflect.TypeFor[shape]():                    {both, "it: "},
-		reflect.TypeFor[[]shape]():                  {both, "T[], of type codec.shape"},
-		reflect.TypeFor[func()]():                   {both, "it: "},
-		reflect.TypeFor[*chan int]():                {both, "it: "},
-		reflect.TypeFor[map[string]complex128]():    {both, "T[], of type complex128"},
-		reflect.TypeFor[withReader]():               {both, "T.Body, of type io.Reader"},
-		reflect.TypeFor[withFunc]():                 {both, "T.Done, of type func()"},
-		reflect.TypeFor[withChan]():                 {both, "T.Events[], of type chan int"},
-		reflect.TypeFor[withComplex]():              {both, "T.Z[], of type complex64"},
-		reflect.TypeFor[*deep]():                    {both, "T.Lines[].Body, of type io.Reader"},
-		reflect.TypeFor[embedsPointer]():            {both, "T.base, of type *codec.base"},
-		reflect.TypeFor[embedsDeeply]():             {both, "T.embedsPointer.base, of type *codec.base"},
-		reflect.TypeFor[[]embedsPointer]():          {both, "T[].base, of type *codec.base"},
-		reflect.TypeFor[withErr]():                  {"JSON", "T.Err, of type error"}, // MsgPack stores its text
-		reflect.TypeFor[withTime]():                 {"JSON", "T.At, of type fmt.Stringer"},
-		reflect.TypeFor[map[any]int]():              {both, "interface"},
-		reflect.TypeFor[map[float64]int]():          {"JSON", "it: "}, // with Go 1.27 it could be stored
-		reflect.TypeFor[struct{ M map[bool]int }](): {"JSON", "T.M, of type map[bool]int"},
-		reflect.TypeFor[embedsWords]():              {"MsgPack", "T.words, of type codec.words"},
-		reflect.TypeFor[struct{ U uintptr }]():      {"MsgPack", "T.U, of type uintptr"},
-		reflect.TypeFor[[2]positive]():              {fits, ""},
-		reflect.TypeFor[embedsValue]():              {fits, ""},
-		reflect.TypeFor[embedsSecret]():             {fits, ""},
-		reflect.TypeFor[omitsReader]():              {fits, ""},
-		reflect.TypeFor[dropsReader]():              {fits, ""},
-		reflect.TypeFor[json5]():                    {fits, ""},
-		reflect.TypeFor[map[string]any]():           {fits, ""},
-		reflect.TypeFor[[]*time.Time]():             {fits, ""},
-		reflect.TypeFor[map[[2]string]int]():        {"JSON", "it: "},
-		reflect.TypeFor[map[int]json5]():            {fits, ""},
+	n, ch := 1, make(chan int)
+	for _, test := range []struct {
+		v               any // or a reflect.Type
+		refusedBy, part string
+	}{
+		{withReader{strings.NewReader("x")}, both, "T.Body, of type io.Reader"},
+		{withFunc{func() {}}, both, "T.Done, of type func()"},
+		{withChan{[]chan int{ch}}, both, "T.Events[], of type chan int"},
+		{withComplex{}, both, "T.Z[], of type complex64"},
+		{deep{Lines: map[string]*withReader{"x": {strings.NewReader("x")}}}, both, "T.Lines[].Body, of type io.Reader"},
+		{embedsPointer{&base{1}, 1}, both, "T.base, of type *codec.base"},
+		{embedsDeeply{embedsPointer{&base{1}, 1}}, both, "T.embedsPointer.base, of type *codec.base"},
+		{withErr{errors.New("x")}, "JSON", "T.Err, of type error"}, // MsgPack stores its text
+		{withTime{time.Now()}, "JSON", "T.At, of type fmt.Stringer"},
+		{struct{ U uintptr }{1}, "MsgPack", "T.U, of type uintptr"},
+		{map[bool]int{true: 1}, "JSON", "it: "},
+		{[2]positive{1, 2}, fits, ""},
+		{embedsValue{base{1}, 1}, fits, ""},
+		{embedsSecret{&secret{}, 1}, fits, ""},
+		{omitsReader{N: 1, P: new(json5)}, fits, ""},
+		{dropsReader{N: 1, F: func() {}}, fits, ""},
+		{struct{ P **int }{new(*int)}, fits, ""},
+		{&n, fits, ""},
+		{reflect.TypeFor[io.Reader](), both, "it: "},
+		{reflect.TypeFor[error](), both, "it: "},
+		{reflect.TypeFor[[]shape](), both, "T[], of type codec.shape"},
+		{reflect.TypeFor[func()](), both, "it: "},
+		{reflect.TypeFor[*chan int](), both, "it: "},
+		{reflect.TypeFor[map[string]complex128](), both, "T[], of type complex128"},
+		{reflect.TypeFor[map[any]int](), both, "interface"},
+		{reflect.TypeFor[map[float64]int](), "JSON", "it: "}, // with Go 1.27 it could be stored
+		{reflect.TypeFor[struct{ M map[bool]int }](), "JSON", "T.M, of type map[bool]int"},
+		{reflect.TypeFor[embedsWords](), "MsgPack", "T.words, of type codec.words"},
+		{reflect.TypeFor[json5](), fits, ""},
+		{reflect.TypeFor[map[string]any](), fits, ""},
+		{reflect.TypeFor[map[int]json5](), fits, ""},
 	} {
+		typ, isType := test.v.(reflect.Type)
+		if !isType {
+			typ = reflect.TypeOf(test.v)
+		}
 		for name, c := range own {
 			t.Run(name+" "+typ.String(), func(t *testing.T) {
-				err := Takes(c, typ)
-				refused := strings.Contains(want.refusedBy, name)
+				taken := Takes(c, typ)
+				refused := strings.Contains(test.refusedBy, name)
 				switch {
-				case (err != nil) != refused:
-					t.Fatalf("Takes returned %v, want an error: %t", err, refused)
+				case (taken != nil) != refused:
+					t.Fatalf("Takes returned %v, want an error: %t", taken, refused)
 				case !refused:
-				case !strings.Contains(err.Error(), want.part), !strings.Contains(err.Error(), "T is "+typ.String()):
-					t.Errorf("the error does not name %q of %v: %v", want.part, typ, err)
+				case !strings.Contains(taken.Error(), test.part), !strings.Contains(taken.Error(), "T is "+typ.String()):
+					t.Errorf("the error does not name %q of %v: %v", test.part, typ, taken)
+				}
+				if isType {
+					return
+				}
+				data, err := c.Marshal(test.v)
+				if err == nil {
+					err = c.Unmarshal(data, reflect.New(typ).Interface())
+				}
+				if (err != nil) != refused {
+					t.Errorf("Takes returned %v, and the codec %v", taken, err)
 				}
 			})
-		}
-	}
-}
-
-// What Takes refuses cannot be stored, and what it takes can be: a value in which nothing is nil comes
-// back, or does not.
-func TestTakes_AgreesWithTheCodecs(t *testing.T) {
-	n := 1
-	ch := make(chan int)
-	for _, v := range []any{
-		withReader{strings.NewReader("x")}, withFunc{func() {}}, withChan{[]chan int{ch}}, withComplex{},
-		deep{Lines: map[string]*withReader{"x": {strings.NewReader("x")}}},
-		embedsPointer{&base{1}, 1}, embedsDeeply{embedsPointer{&base{1}, 1}}, embedsValue{base{1}, 1}, embedsSecret{&secret{}, 1},
-		withErr{errors.New("x")}, withTime{time.Now()}, map[bool]int{true: 1}, struct{ U uintptr }{1},
-		[2]positive{1, 2}, dropsReader{N: 1, F: func() {}}, omitsReader{N: 1, P: new(json5)},
-		struct{ P **int }{new(*int)}, &n,
-	} {
-		for name, c := range own {
-			taken := Takes(c, reflect.TypeOf(v))
-			data, err := c.Marshal(v)
-			if err == nil {
-				err = c.Unmarshal(data, reflect.New(reflect.TypeOf(v)).Interface())
-			}
-			if (taken == nil) != (err == nil) {
-				t.Errorf("%s of %T: Takes returned %v, and the codec %v", name, v, taken, err)
-			}
 		}
 	}
 }

@@ -3,18 +3,17 @@ package msgcheck
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"math"
 	"math/rand/v2"
 	"reflect"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vmihailenco/msgpack/v5"
-	"github.com/vmihailenco/msgpack/v5/msgpcode"
 
 	"github.com/singlefill/singlefill/internal/redistest"
 )
@@ -143,46 +142,7 @@ func TestCheck_Allocations(t *testing.T) {
 // whole value in data.
 func isWhole(data []byte) bool {
 	r := bytes.NewReader(data)
-	return passes(r, msgpack.NewDecoder(r)) && r.Len() == 0
-}
-
-// passes skips the next value of r, like the decoder's Skip. But Skip converts a length to int:
-// where int has 32 bits, lengths of 2 GiB and more become negative, and Skip finds an array empty
-// or panics. Here such lengths are refused.
-func passes(r *bytes.Reader, dec *msgpack.Decoder) bool {
-	code, err := dec.PeekCode()
-	if err != nil {
-		return false
-	}
-	values, size := 0, 0 // after the header
-	switch {
-	case msgpcode.IsFixedArray(code), code == msgpcode.Array16, code == msgpcode.Array32:
-		values, err = dec.DecodeArrayLen()
-	case msgpcode.IsFixedMap(code), code == msgpcode.Map16, code == msgpcode.Map32:
-		values, err = dec.DecodeMapLen()
-		if values > r.Len() { // so that twice as many do not overflow
-			return false
-		}
-		values *= 2
-	case msgpcode.IsString(code), msgpcode.IsBin(code):
-		size, err = dec.DecodeBytesLen()
-	case msgpcode.IsExt(code):
-		_, size, err = dec.DecodeExtHeader()
-	default:
-		return dec.Skip() == nil
-	}
-	if err != nil || size < 0 || size > r.Len() || values < 0 {
-		return false
-	}
-	if _, err := r.Seek(int64(size), io.SeekCurrent); err != nil {
-		return false
-	}
-	for range values {
-		if !passes(r, dec) {
-			return false
-		}
-	}
-	return true
+	return msgpack.NewDecoder(r).Skip() == nil && r.Len() == 0
 }
 
 // agrees checks that Check accepts exactly one whole value, and refuses others only for documented
@@ -192,6 +152,9 @@ func agrees(t *testing.T, data []byte) {
 	_, err := Check(data, maxDepth)
 	why := fmt.Sprint(err)
 	if strings.Contains(why, "not supported") || strings.Contains(why, "nested deeper") {
+		return
+	}
+	if strconv.IntSize == 32 { // there Skip finds an array of 2 GiB and more empty, or panics
 		return
 	}
 	if whole := isWhole(data); (err == nil) != whole {
@@ -398,34 +361,60 @@ func TestBound_IsUpperBound(t *testing.T) {
 	}
 }
 
-// Bound refuses more than 64 MiB + 64 bytes per byte of the document.
+// Bound refuses more than 64 MiB + 64 bytes per byte of the document. Items of an array do not cost what an array
+// costs that is an item of a slice, and what is at one level does not cost what is at another one. CostOf ends on
+// recursive types.
 func TestBound(t *testing.T) {
+	vectors := Levels{{Items: 40}, {Items: 40 * 768}}
 	for _, tt := range []struct {
-		n    Counts
+		n    Levels
 		size int
 		v    any
 		ok   bool
 	}{
-		{Counts{}, 0, []big{}, true},
-		{Counts{Items: 65536}, 0, []big{}, true},
-		{Counts{Items: 65537}, 0, []big{}, false},
-		{Counts{Items: 65536 + 16}, 256, []big{}, true},
-		{Counts{Items: 65536 + 17}, 256, []big{}, false},
-		{Counts{Items: 1 << 20}, 1 << 20, []big{}, false}, // 1 GiB from 1 MiB of nils
-		{Counts{Items: 1 << 20}, 1 << 20, []int{}, true},
-		{Counts{Items: 1 << 30}, 1 << 30, []any{}, true},
-		{Counts{Entries: 1 << 29}, 1 << 30, map[string]any{}, true},
-		{Counts{Entries: 1 << 20}, 2 << 20, map[string]big{}, false},
-		{Counts{Entries: 1 << 20}, 2 << 20, struct{ P *big }{}, false},
-		{Counts{Entries: 1 << 20}, 2 << 20, struct{ p *big }{}, true},
-		{Counts{Entries: 1 << 20}, 2 << 20, big{}, true},
-		{Counts{Items: math.MaxInt, Entries: math.MaxInt, Maps: math.MaxInt}, math.MaxInt, "", true},
-		{Counts{Items: math.MaxInt / 64}, 1 << 20, []big{}, false}, // the product exceeds 64 bits
-		{Counts{Items: 1 << 20}, 1 << 20, nil, true},
-		{Counts{Items: 1 << 10}, 1 << 10, node{}, true},
+		{Levels{}, 0, []big{}, true},
+		{Levels{{Items: 65536}}, 0, []big{}, true},
+		{Levels{{Items: 65537}}, 0, []big{}, false},
+		{Levels{{Items: 65536 + 16}}, 256, []big{}, true},
+		{Levels{{Items: 65536 + 17}}, 256, []big{}, false},
+		{Levels{{Items: 1 << 20}}, 1 << 20, []big{}, false}, // 1 GiB from 1 MiB of nils
+		{Levels{{Items: 1 << 20}}, 1 << 20, []int{}, true},
+		{Levels{{Items: 1 << 30}}, 1 << 30, []any{}, true},
+		{Levels{{Entries: 1 << 29}}, 1 << 30, map[string]any{}, true},
+		{Levels{{Entries: 1 << 20}}, 2 << 20, map[string]big{}, false},
+		{Levels{{Entries: 1 << 20}}, 2 << 20, struct{ P *big }{}, false},
+		{Levels{{Entries: 1 << 20}}, 2 << 20, struct{ p *big }{}, true},
+		{Levels{{Entries: 1 << 20}}, 2 << 20, big{}, true},
+		{Levels{{Items: math.MaxInt, Entries: math.MaxInt, Maps: math.MaxInt}}, math.MaxInt, "", true},
+		{Levels{{Items: math.MaxInt / 64}}, 1 << 20, []big{}, false}, // the product exceeds 64 bits
+		{Levels{{Items: 1 << 20}}, 1 << 20, nil, true},
+
+		{vectors, 4 * 40 * 769, [][768]float32{}, true},
+		{vectors, 4 * 40 * 769, new([][768]float32), true},
+		{vectors, 4 * 40 * 769, []*[768]float32{}, true},
+		{vectors, 4 * 40 * 769, []any{}, true},
+		{vectors, 4 * 40 * 769, [][][768]float32{}, false},
+		{Levels{{Items: 40 * 768}, {Items: 40}}, 4 * 40 * 769, [][768]float32{}, false}, // nils for vectors
+		{Levels{{Entries: 40, Maps: 1}, {Items: 40 * 768}}, 4 * 40 * 768, map[string][768]float32{}, true},
+		{Levels{{Entries: 1, Maps: 1}, {Items: 40}, {Items: 40 * 768}}, 4 * 40 * 769, struct{ V [][768]float32 }{}, true},
+		{Levels{{Entries: 1, Maps: 1}, {Items: 40 * 768}}, 4 * 40 * 768, struct{ V [][768]float32 }{}, false},
+		{Levels{{Entries: 1, Maps: 1}, {Items: 1 << 20}}, 4 << 20, promotes{}, false},
+		{Levels{{}, {Items: 1 << 20}}, 4 << 20, wrapped{}, false},
+		{Levels{{}, {}, {Items: 1 << 20}}, 4 << 20, wrapped{}, false},
+		{Levels{maxLevels - 1: {Items: 1 << 20}}, 4 << 20, nested{}, false},
+
+		{Levels{{Items: 1 << 10}}, 1 << 10, node{}, true},
+		{Levels{}, 0, new(loop), true},
+		{Levels{}, 0, tower{}, true},
+		{Levels{}, 0, map[string]loop{}, true},
 	} {
-		if err := CostOf(reflect.TypeOf(tt.v)).Bound(tt.n, tt.size, func() *Levels { return &Levels{tt.n} }); (err == nil) != tt.ok {
-			t.Errorf("%+v, %d bytes, %T: %v", tt.n, tt.size, tt.v, err)
+		var all Counts
+		for _, n := range tt.n {
+			all.Items, all.Entries, all.Maps = all.Items+n.Items, all.Entries+n.Entries, all.Maps+n.Maps
+		}
+		err := CostOf(reflect.TypeOf(tt.v)).Bound(all, tt.size, func() *Levels { return &tt.n })
+		if (err == nil) != tt.ok {
+			t.Errorf("%+v, %d bytes, %T: %v", tt.n[:3], tt.size, tt.v, err)
 		}
 	}
 }
@@ -448,40 +437,6 @@ func (w *wrapped) DecodeMsgpack(d *msgpack.Decoder) error {
 		return err
 	}
 	return d.Decode((*[]big)(w))
-}
-
-// Items of an array do not cost what an array costs that is an item of a slice, and what is at one level
-// does not cost what is at another one.
-func TestBound_Levels(t *testing.T) {
-	vectors := Levels{{Items: 40}, {Items: 40 * 768}}
-	for _, tt := range []struct {
-		n  Levels
-		v  any
-		ok bool
-	}{
-		{vectors, [][768]float32{}, true},
-		{vectors, new([][768]float32), true},
-		{vectors, []*[768]float32{}, true},
-		{vectors, []any{}, true},
-		{vectors, [][][768]float32{}, false},
-		{Levels{{Items: 40 * 768}, {Items: 40}}, [][768]float32{}, false}, // nils for vectors
-		{Levels{{Entries: 40, Maps: 1}, {Items: 40 * 768}}, map[string][768]float32{}, true},
-		{Levels{{Entries: 1, Maps: 1}, {Items: 40}, {Items: 40 * 768}}, struct{ V [][768]float32 }{}, true},
-		{Levels{{Entries: 1, Maps: 1}, {Items: 40 * 768}}, struct{ V [][768]float32 }{}, false},
-		{Levels{{Entries: 1, Maps: 1}, {Items: 1 << 20}}, promotes{}, false},
-		{Levels{{}, {Items: 1 << 20}}, wrapped{}, false},
-		{Levels{{}, {}, {Items: 1 << 20}}, wrapped{}, false},
-		{Levels{maxLevels - 1: {Items: 1 << 20}}, nested{}, false},
-	} {
-		var all Counts
-		for _, n := range tt.n {
-			all.Items, all.Entries, all.Maps = all.Items+n.Items, all.Entries+n.Entries, all.Maps+n.Maps
-		}
-		err := CostOf(reflect.TypeOf(tt.v)).Bound(all, 4*all.Items, func() *Levels { return &tt.n })
-		if (err == nil) != tt.ok {
-			t.Errorf("%+v as %T: %v", tt.n[:3], tt.v, err)
-		}
-	}
 }
 
 // The levels of a document tell where its items and entries are.
@@ -511,13 +466,6 @@ type (
 	loop  *loop
 	tower struct{ *tower }
 )
-
-// CostOf ends on recursive types.
-func TestCostOf_RecursiveTypes(t *testing.T) {
-	for _, v := range []any{new(loop), tower{}, node{}, tree{}, []tower{}, map[string]loop{}} {
-		t.Logf("%T: %+v", v, *CostOf(reflect.TypeOf(v)))
-	}
-}
 
 // Check agrees with the decoder, accepts what the encoder writes, and what it accepts decodes
 // within bounds.

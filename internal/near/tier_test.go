@@ -88,43 +88,25 @@ func TestTier_Record(t *testing.T) {
 	})
 }
 
-// Whatever removes the last record that a process knows, the process drops everything: also what is
-// in transit.
+// When the last record that a process knows is lost, the process drops everything: also what is in transit.
 func TestTier_RecordsLost(t *testing.T) {
-	for name, lose := range map[string]func(t *testing.T, x *tier, rdb *redis.Client){
-		"removed": func(t *testing.T, x *tier, rdb *redis.Client) {
-			redistest.Must(t, rdb.Del(t.Context(), logKey).Err())
-		},
-		"trimmed": func(t *testing.T, x *tier, rdb *redis.Client) {
-			redistest.Must(t, rdb.XTrimMaxLen(t.Context(), logKey, 0).Err())
-		},
-		"the ID given again": func(t *testing.T, x *tier, rdb *redis.Client) {
-			redistest.Must(t, rdb.Del(t.Context(), logKey).Err())
-			again := &redis.XAddArgs{Stream: logKey, ID: x.at.id, Values: []string{"other", ""}}
-			redistest.Must(t, rdb.XAdd(t.Context(), again).Err())
-			redistest.Must(t, rdb.PExpire(t.Context(), logKey, time.Hour).Err())
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, x *tier, other *Log, rdb *redis.Client) {
-				x.keep("a")
-				transit := x.Generation("b")
-				redistest.Must(t, other.Append(t.Context(), []string{"a", "b"}))
-				lose(t, x, rdb)
-				redistest.Must(t, other.Append(t.Context(), []string{"c"}))
-				x.read(t)
-				x.want(t, "a record of it is lost", "a", false)
-				x.Put("b", transit, lasting())
-				x.want(t, "sent before", "b", false)
-				if x.drops != 1 {
-					t.Errorf("%d drops, want 1", x.drops)
-				}
-				x.keep("a")
-				x.read(t)
-				x.want(t, "sent after that", "a", true)
-			})
-		})
-	}
+	inBubble(t, func(t *testing.T, x *tier, other *Log, rdb *redis.Client) {
+		x.keep("a")
+		transit := x.Generation("b")
+		redistest.Must(t, other.Append(t.Context(), []string{"a", "b"}))
+		redistest.Must(t, rdb.Del(t.Context(), logKey).Err())
+		redistest.Must(t, other.Append(t.Context(), []string{"c"}))
+		x.read(t)
+		x.want(t, "a record of it is lost", "a", false)
+		x.Put("b", transit, lasting())
+		x.want(t, "sent before", "b", false)
+		if x.drops != 1 {
+			t.Errorf("%d drops, want 1", x.drops)
+		}
+		x.keep("a")
+		x.read(t)
+		x.want(t, "sent after that", "a", true)
+	})
 }
 
 // A log that has expired while nothing used it has lost its records, but that is no fault to tell.
@@ -235,34 +217,6 @@ func TestTier_Sweep(t *testing.T) {
 		synctest.Wait()
 		if n := x.values.EstimatedSize(); n > 0 {
 			t.Errorf("%d values are left of those put later", n)
-		}
-	})
-}
-
-// A Tier that has never been asked for a value takes next to no memory, and has nothing to forget.
-func TestTier_Empty(t *testing.T) {
-	inBubble(t, func(t *testing.T, x *tier, _ *Log, _ *redis.Client) {
-		x.Forget("a")
-		x.ForgetAll()
-		if x.stripes.Load() != nil {
-			t.Error("it has allocated the generations of keys")
-		}
-		g := x.Generation("a")
-		x.Forget("a")
-		x.Put("a", g, lasting())
-		x.want(t, "invalidated after the first generation was taken", "a", false)
-	})
-}
-
-// Close does not wait for a sweep.
-func TestTier_CloseDuringASweep(t *testing.T) {
-	inBubble(t, func(t *testing.T, x *tier, _ *Log, _ *redis.Client) {
-		x.Put("ended", x.Generation("ended"), new(Copy))
-		closing := make(chan struct{})
-		close(closing)
-		x.free(closing)
-		if x.values.EstimatedSize() != 1 {
-			t.Error("the sweep goes on")
 		}
 	})
 }

@@ -194,25 +194,6 @@ func TestDeleteTag_DuringLoadOfUnstored(t *testing.T) {
 	}
 }
 
-// A load that begins after DeleteTag was called is stored, and so is one whose tags were not invalidated.
-func TestDeleteTag_OtherLoads(t *testing.T) {
-	t.Parallel()
-	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		c, ns := newCache(t, rdb)
-		src := cachetest.NewSource[string](t)
-		before := cachetest.GoGet(t.Context(), c, "other", src.Load)
-		load := src.Next(t)
-		redistest.Must(t, c.DeleteTag(t.Context(), "x"))
-		load.Give("yz")
-		before.Want(t, "yz")
-		cachetest.WantStored(t, look, ns, "other", "yz")
-		after := cachetest.GoGet(t.Context(), c, "x", src.Load)
-		src.Next(t).Give("x")
-		after.Want(t, "x")
-		cachetest.WantStored(t, look, ns, "x", "x")
-	})
-}
-
 // ExpireTag makes values stale, and keeps them.
 func TestExpireTag(t *testing.T) {
 	t.Parallel()
@@ -379,38 +360,6 @@ func TestTags_End(t *testing.T) {
 		}
 		return true
 	})
-}
-
-// With the rights that the documentation names everything works, and Check names each missing right.
-func TestTags_Rights(t *testing.T) {
-	t.Parallel()
-	const (
-		cache   = "+get +getrange +set +setrange +del +pexpire +pttl +time +eval +evalsha +multi +exec +ping +scan +unlink +info"
-		tags    = "+hget +hmget +hset +hsetnx +hdel +hrandfield +zadd +zscan +zrem +zrangebyscore +zremrangebyscore +exists"
-		channel = "&ns:* +spublish +ssubscribe +sunsubscribe"
-	)
-	all := strings.Fields("~ns:* " + cache + " " + tags + " " + channel)
-	s := redistest.Start(t)
-	c := cachetest.NewCacheIn(t, s.Client(t, s.User(t, all...)), "ns", &tagged)
-	redistest.Must(t, c.Check(t.Context()))
-	redistest.Must(t, c.Clear(t.Context()))
-	_, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("ab"))
-	redistest.Must(t, err)
-	redistest.Must(t, c.Set(t.Context(), "k2", "a"))
-	redistest.Must(t, c.DeleteTag(t.Context(), "a"))
-	wantKeys(t, s.Admin(), "ns", "with these rights", []string{"k", "k2"}, nil)
-	if n := c.Stats().RedisErrors; n != 0 {
-		t.Errorf("%d commands failed", n)
-	}
-	for i, right := range all {
-		if slices.Contains(strings.Fields(tags), right) {
-			without := slices.Delete(slices.Clone(all), i, i+1)
-			c := cachetest.NewCacheIn(t, s.Client(t, s.User(t, without...)), "ns", &tagged)
-			if err := c.Check(t.Context()); err == nil || !strings.Contains(err.Error(), right[1:]) {
-				t.Errorf("without %s Check = %v", right, err)
-			}
-		}
-	}
 }
 
 // If two values are stored under a key at the same time, the value with the longer life may be the last: the
