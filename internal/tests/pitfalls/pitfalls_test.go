@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -41,20 +40,12 @@ func TestLoader_RequestsContext(t *testing.T) {
 				}
 				return "v", ctx.Err() // as a query does
 			}
-			first, second := make(chan error, 1), make(chan error, 1)
-			get := func(ctx context.Context, result chan<- error) {
-				_, err := c.GetOrLoad(ctx, "k", load)
-				result <- err
-			}
-			go get(request, first)
-			go get(t.Context(), second)
+			first, second := cachetest.GoGet(request, c, "k", load), cachetest.GoGet(t.Context(), c, "k", load)
 			synctest.Wait()
 			hangUp()
-			if err := <-first; !errors.Is(err, context.Canceled) {
-				t.Errorf("the caller that hung up got %v", err)
-			}
+			first.WantErr(t, context.Canceled)
 			close(hungUp)
-			if err := <-second; errors.Is(err, context.Canceled) != wrong || !wrong && err != nil {
+			if _, err := second.Result(t); errors.Is(err, context.Canceled) != wrong || !wrong && err != nil {
 				t.Errorf("with the request's context %t: the other caller got %v", wrong, err)
 			}
 			if s := c.Stats(); s.Loads != 1 {
@@ -64,96 +55,18 @@ func TestLoader_RequestsContext(t *testing.T) {
 	}
 }
 
-// A nil pointer without an error is a value, and is cached like one.
-func TestLoader_NilNil(t *testing.T) {
-	t.Parallel()
-	type user struct{ Name string }
-	c := cachetest.NewCacheIn[*user](t, client(t), redistest.Namespace(t), nil)
-	wrong := func(context.Context, string) (*user, error) { return nil, nil }
-	right := func(context.Context, string) (*user, error) { return nil, singlefill.ErrNotFound }
-	for range 2 {
-		if u, err := c.GetOrLoad(t.Context(), "wrong", wrong); u != nil || err != nil {
-			t.Errorf("%v, %v", u, err)
-		}
-		if _, err := c.GetOrLoad(t.Context(), "right", right); !errors.Is(err, singlefill.ErrNotFound) {
-			t.Errorf("err = %v, want ErrNotFound", err)
-		}
-	}
-	if s := c.Stats(); s.Loads != 2 {
-		t.Errorf("%d loads, want that of each key: both are cached", s.Loads)
-	}
-}
-
-// Keys of maps that the codec brings back as something else.
+// A map in an interface whose keys are no strings cannot be read back, and is loaded at each call.
 func TestMapKeys(t *testing.T) {
 	t.Parallel()
-	t.Run("in an interface", func(t *testing.T) {
-		t.Parallel()
-		c := cachetest.NewCacheIn[map[string]any](t, client(t), redistest.Namespace(t), nil)
-		for range 3 {
-			_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (map[string]any, error) {
-				return map[string]any{"names": map[int]string{1: "a"}}, nil
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		if s := c.Stats(); s.Loads != 3 || s.BadValues != 2 {
-			t.Errorf("%d loads and %d bad values, want 3 and 2: the map cannot be read back", s.Loads, s.BadValues)
-		}
-	})
-	t.Run("in a type", func(t *testing.T) {
-		t.Parallel()
-		type names struct{ Names map[int]string }
-		c := cachetest.NewCacheIn[names](t, client(t), redistest.Namespace(t), nil)
-		for range 3 {
-			v, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (names, error) {
-				return names{map[int]string{1: "a"}}, nil
-			})
-			if err != nil || v.Names[1] != "a" {
-				t.Fatal(v, err)
-			}
-		}
-		if s := c.Stats(); s.Loads != 1 {
-			t.Errorf("%d loads", s.Loads)
-		}
-	})
-	t.Run("times", func(t *testing.T) {
-		t.Parallel()
-		noon := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
-		c := cachetest.NewCacheIn[map[time.Time]int](t, client(t), redistest.Namespace(t), nil)
-		if err := c.Set(t.Context(), "k", map[time.Time]int{noon: 1}); err != nil {
-			t.Fatal(err)
-		}
-		v, err := c.Get(t.Context(), "k")
-		if _, found := v[noon]; found || len(v) != 1 || err != nil {
-			t.Errorf("%v, %v: noon in UTC was found, but the codec returns local times", v, err)
-		}
-		for at := range v {
-			if !at.Equal(noon) {
-				t.Errorf("%v, want another form of %v", at, noon)
-			}
-		}
-	})
-}
-
-// With Share all callers have the same value.
-func TestNear_Share(t *testing.T) {
-	t.Parallel()
-	for _, share := range []bool{true, false} {
-		c := cachetest.NewCacheIn(t, client(t), redistest.Namespace(t), &singlefill.Options[[]string]{Near: &singlefill.Near{Share: share}})
-		get := func() []string {
-			v, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) ([]string, error) { return []string{"b", "a"}, nil })
-			if err != nil {
-				t.Fatal(err)
-			}
-			return v
-		}
-		redistest.Await(t, "a hit in memory", func() bool { get(); return c.Stats().NearHits > 0 })
-		slices.Sort(get())
-		if changed := get()[0] == "a"; changed != share {
-			t.Errorf("Share %t: another caller sees the change: %t", share, changed)
-		}
+	c := cachetest.NewCacheIn[map[string]any](t, client(t), redistest.Namespace(t), nil)
+	for range 3 {
+		_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (map[string]any, error) {
+			return map[string]any{"names": map[int]string{1: "a"}}, nil
+		})
+		redistest.Must(t, err)
+	}
+	if s := c.Stats(); s.Loads != 3 || s.BadValues != 2 {
+		t.Errorf("%d loads and %d bad values, want 3 and 2", s.Loads, s.BadValues)
 	}
 }
 
@@ -187,57 +100,20 @@ func TestNightlyJob(t *testing.T) {
 	t.Parallel()
 	const fleet = 5
 	ns := redistest.Namespace(t)
-	runs := make(chan string, 2*fleet)
-	job := func() (report string, err error) { runs <- "run"; return "report", nil }
-	count := func() (n int) {
-		for len(runs) > 0 {
-			<-runs
-			n++
-		}
-		return n
-	}
-
-	wrong := func(l *lock.Locker) {
-		err := l.Do(t.Context(), func(context.Context) error { _, err := job(); return err })
-		if err != nil {
-			t.Error(err)
-		}
-	}
+	locked, loaded := 0, 0
 	for range fleet { // one after the other, since clocks differ
 		l, err := lock.NewMutex(client(t), ns, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		wrong(l)
+		redistest.Must(t, err)
+		redistest.Must(t, l.Do(t.Context(), func(context.Context) error { locked++; return nil }))
+		jobs := cachetest.NewCacheIn[string](t, client(t), ns, nil)
+		_, err = jobs.GetOrLoad(t.Context(), "report/2026-11-23", func(context.Context, string) (string, error) {
+			loaded++
+			return "report", nil
+		})
+		redistest.Must(t, err)
 	}
-	if n := count(); n != fleet {
-		t.Errorf("with a lock: %d runs, want one in each process", n)
-	}
-
-	done := make(chan struct{})
-	for i := range fleet {
-		jobs, err := singlefill.New(client(t), ns, 48*time.Hour, &singlefill.Options[string]{LoadTimeout: time.Hour, EarlyRefresh: -1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer jobs.Close()
-		begin := func() {
-			_, err := jobs.GetOrLoad(t.Context(), "report/2026-11-23", func(context.Context, string) (string, error) { return job() })
-			if err != nil {
-				t.Error(err)
-			}
-		}
-		if i == fleet-1 { // a minute late
-			for range fleet - 1 {
-				<-done
-			}
-			begin()
-		} else {
-			go func() { begin(); done <- struct{}{} }()
-		}
-	}
-	if n := count(); n != 1 {
-		t.Errorf("with GetOrLoad: %d runs, want one", n)
+	if locked != fleet || loaded != 1 {
+		t.Errorf("%d runs with a lock and %d with GetOrLoad, want one in each process, and one", locked, loaded)
 	}
 }
 
@@ -308,46 +184,5 @@ func TestDelete_ByEachCallerThatSawABadValue(t *testing.T) {
 				t.Errorf("if each one deletes %t: %d loads", wrong, n)
 			}
 		})
-	}
-}
-
-// Workers that block take the connections of the client that a cache uses: each read of a warm key then
-// waits, and loads. Caches and locks share a client of two connections.
-func TestClient_BlockingCommands(t *testing.T) {
-	t.Parallel()
-	ns, warm := redistest.Namespace(t), client(t)
-	redistest.Must(t, cachetest.NewCacheIn[string](t, warm, ns, nil).Set(t.Context(), "k", "v"))
-	const connections = 2
-	small := func(o *redis.Options) { o.PoolSize = connections }
-	for _, wrong := range []bool{true, false} {
-		rdb := redistest.Shared(t).Client(t, small)
-		queue := rdb
-		if !wrong {
-			queue = redistest.Shared(t).Client(t, small)
-		}
-		var workers sync.WaitGroup
-		for range connections {
-			workers.Go(func() {
-				if err := queue.BLPop(t.Context(), 0, ns+"-queue").Err(); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		redistest.Await(t, "the workers block", func() bool {
-			s := queue.PoolStats()
-			return s.TotalConns-s.IdleConns == connections
-		})
-		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{RedisTimeout: 200 * time.Millisecond})
-		v, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { return "loaded", nil })
-		if (v == "loaded") != wrong || err != nil {
-			t.Errorf("workers on the client of the cache %t: %q, %v", wrong, v, err)
-		}
-		if !wrong {
-			l, err := lock.NewMutex(rdb, ns, nil)
-			redistest.Must(t, err)
-			redistest.Must(t, l.Do(t.Context(), func(context.Context) error { return nil }))
-		}
-		redistest.Must(t, warm.RPush(t.Context(), ns+"-queue", 1, 2).Err())
-		workers.Wait()
 	}
 }
