@@ -28,20 +28,20 @@ func (x *execution) cache(namespace string, trace *singlefill.Trace, tags func(s
 
 func prepareDelete(x *execution, _ *flag.FlagSet) func(ctx context.Context, args []string) error {
 	return func(ctx context.Context, args []string) error {
-		return x.change(ctx, args[0], args[1:], "deleted", func(c *singlefill.Cache[any], keys []string) error { return c.Delete(ctx, keys...) })
+		return x.change(ctx, args[0], args[1:], "deleted", (*singlefill.Cache[any]).Delete)
 	}
 }
 
 func prepareExpire(x *execution, _ *flag.FlagSet) func(ctx context.Context, args []string) error {
 	return func(ctx context.Context, args []string) error {
-		return x.change(ctx, args[0], args[1:], "made stale", func(c *singlefill.Cache[any], keys []string) error { return c.Expire(ctx, keys...) })
+		return x.change(ctx, args[0], args[1:], "made stale", (*singlefill.Cache[any]).Expire)
 	}
 }
 
 // change changes keys, and says which of them had an entry before. It changes the others, too, since
 // loads of them may be running.
 func (x *execution) change(ctx context.Context, namespace string, keys []string, done string,
-	do func(c *singlefill.Cache[any], keys []string) error) error {
+	do func(c *singlefill.Cache[any], ctx context.Context, keys ...string) error) error {
 	c, err := x.cache(namespace, nil, nil)
 	if err != nil {
 		return err
@@ -62,7 +62,7 @@ func (x *execution) change(ctx context.Context, namespace string, keys []string,
 			absent = append(absent, key)
 		}
 	}
-	if err := errors.Join(do(c, keys), c.Close()); err != nil {
+	if err := errors.Join(do(c, ctx, keys...), c.Close()); err != nil {
 		return err
 	}
 	if x.json {

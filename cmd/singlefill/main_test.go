@@ -44,7 +44,7 @@ func each(t *testing.T, run func(t *testing.T, c terminal, rdb redis.UniversalCl
 	t.Run("server", func(t *testing.T) {
 		t.Parallel()
 		s := redistest.Shared(t)
-		run(t, terminal{TB: t, url: "redis://" + s.Addr}, s.Client(t))
+		run(t, terminal{TB: t, url: s.Addr}, s.Client(t)) // no scheme names a single server
 	})
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
@@ -526,13 +526,18 @@ func TestUsage(t *testing.T) {
 		`there is no command "nix"`:                   {"nix"},
 		"usage: singlefill ls [flags] [NAMESPACE]":    {"ls", "a", "b"},
 		"usage: singlefill get [flags] NAMESPACE KEY": {"get", "ns"},
-		"-x": {"ls", "-x", "ns"},
+		"-x":                        {"ls", "-x", "ns"},
+		"usage: singlefill version": {"version", "v1"},
 		"-timeout is 0s: at least 1ms is allowed": {"ls", "-timeout=0", "ns"},
 	} {
 		c.fails(2, message, args...)
 	}
-	if text := c.ok("help"); strings.Count(text, "\n") < 10 {
+	if text := c.ok("help"); strings.Count(text, "\n") < 10 || !strings.Contains(text, "version") {
 		t.Errorf("help: %s", text)
+	}
+	info, _ := debug.ReadBuildInfo()
+	if got := c.ok("version"); got != info.Main.Version+"\n" { // it asks no server
+		t.Errorf("version: %q, want %q", got, info.Main.Version)
 	}
 	s := redistest.Shared(t)
 	c.url = "redis://" + s.Addr
@@ -548,20 +553,6 @@ func TestUsage(t *testing.T) {
 	}
 	c.fails(1, "namespace", "del", "{ns}", "k")
 	c.ok("del", "ns", "--", "-k")
-}
-
-// version prints the version of the module from which the command was built, and asks no server.
-func TestVersion(t *testing.T) {
-	t.Parallel()
-	c := terminal{TB: t, url: "redis://127.0.0.1:1"}
-	info, _ := debug.ReadBuildInfo()
-	if got := c.ok("version"); got != info.Main.Version+"\n" {
-		t.Errorf("got %q, want %q", got, info.Main.Version)
-	}
-	if !strings.Contains(c.ok("help"), "version") {
-		t.Error("help does not list version")
-	}
-	c.fails(2, "usage: singlefill version", "version", "v1")
 }
 
 // An address that leads nowhere is named without its password.
@@ -580,17 +571,6 @@ func TestConnect_Errors(t *testing.T) {
 				t.Errorf("%s: status %d, %q", address, status, stderr)
 			}
 		}
-	}
-}
-
-// An address without a scheme names a single server.
-func TestConnect_HostAndPort(t *testing.T) {
-	t.Parallel()
-	s := redistest.Shared(t)
-	ns := redistest.Namespace(t)
-	check(t, cachetest.NewCacheIn[string](t, s.Client(t), ns, nil).Set(t.Context(), "k", "v"))
-	if text := (terminal{TB: t, url: s.Addr}).ok("ls", ns); !strings.Contains(text, "fresh") {
-		t.Errorf("ls: %s", text)
 	}
 }
 
