@@ -151,39 +151,6 @@ func BenchmarkHit(b *testing.B) {
 		b.Run("client-side_caching/"+size.name, func(b *testing.B) { nearHits(b, size.bytes) })
 	}
 	b.Run("in_memory/2KB", func(b *testing.B) { memoryHits(b, 2<<10) })
-	b.Run("audited/serial", func(b *testing.B) { auditedHits(b, 0) })
-	b.Run("audited/64_goroutines", func(b *testing.B) { auditedHits(b, 64) })
-}
-
-// auditedHits are hits of 2 KB among a hundred keys, of which a fraction is checked against a source
-// that answers at once with the same value.
-func auditedHits(b *testing.B, goroutines int) {
-	rdb := open(b, redistest.Start(b).Addr)
-	h := newHits(b, goroutines, 100, 2<<10)
-	audited := func(name string, fraction float64) contender {
-		c := newCache(b, rdb, singlefill.Options[order]{Audit: fraction})
-		hit := h.singlefill(name, c)
-		load := func(context.Context, string) (order, error) { return h.value, nil }
-		b.Cleanup(func() {
-			if s := c.Stats(); s.Misses != 0 || s.AuditsStale != 0 {
-				b.Errorf("%s: %+v", name, s)
-			}
-		})
-		hit.op = func(i int) error {
-			_, err := c.GetOrLoad(h.ctx(i), h.key(i), load)
-			return err
-		}
-		return hit
-	}
-	r := race{ops: 200, goroutines: goroutines, bases: []string{"singlefill, Audit 0"}, contenders: []contender{
-		audited("singlefill, Audit 0", 0),
-		audited("singlefill, Audit 0.01", 0.01),
-		audited("singlefill, Audit 1", 1),
-	}}
-	if goroutines > 0 {
-		r.ops = goroutines * 16
-	}
-	r.run(b)
 }
 
 // redisHits are hits that Redis answers.

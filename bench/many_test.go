@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-redis/cache/v9"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
 	"github.com/singlefill/singlefill"
@@ -23,9 +22,6 @@ const manyKeysOfACall = 100
 func BenchmarkMany(b *testing.B) {
 	for _, size := range sizes[:2] {
 		b.Run("100_hits/"+size.name, func(b *testing.B) { manyHits(b, size.bytes) })
-	}
-	for _, size := range sizes[:2] {
-		b.Run("100_hits_in_memory/"+size.name, func(b *testing.B) { manyNearHits(b, size.bytes) })
 	}
 	b.Run("100_cold_keys/query_of_5_ms", func(b *testing.B) { manyMisses(b, 5*time.Millisecond) })
 	b.Run("100_cold_keys/query_that_takes_no_time", func(b *testing.B) { manyMisses(b, 0) })
@@ -89,27 +85,8 @@ func (m *manyOrders) singlefill(name string, c *singlefill.Cache[order]) contend
 	return contender{name, func(int) error { return complete(c.GetOrLoadMany(m.ctx, m.keys, load)) }}
 }
 
-// rueidis reads what floor wrote; with near, from the memory of its client.
-func (m *manyOrders) rueidis(c rueidis.Client, near bool) contender {
-	if near {
-		keys := make([]string, len(m.keys))
-		for i, key := range m.keys {
-			keys[i] = "floor:" + key
-		}
-		return contender{"rueidis MGetCache", func(int) error {
-			replies, err := rueidis.MGetCache(c, m.ctx, time.Hour, keys)
-			if err != nil {
-				return err
-			}
-			values := make(map[string]order, len(replies))
-			for key, reply := range replies {
-				if err := addReply(values, key, &reply); err != nil {
-					return err
-				}
-			}
-			return complete(values, nil)
-		}}
-	}
+// rueidis reads what floor wrote.
+func (m *manyOrders) rueidis(c rueidis.Client) contender {
 	return contender{"rueidis DoMulti", func(int) error {
 		gets := make(rueidis.Commands, len(m.keys))
 		for i, key := range m.keys {
@@ -117,22 +94,14 @@ func (m *manyOrders) rueidis(c rueidis.Client, near bool) contender {
 		}
 		values := make(map[string]order, len(gets))
 		for i, reply := range c.DoMulti(m.ctx, gets...) {
-			message, err := reply.ToMessage()
-			if err == nil {
-				err = addReply(values, m.keys[i], &message)
-			}
+			v, err := decoded(reply.AsBytes())
 			if err != nil {
 				return err
 			}
+			values[m.keys[i]] = v
 		}
 		return complete(values, nil)
 	}}
-}
-
-func addReply(values map[string]order, key string, reply *rueidis.RedisMessage) error {
-	v, err := decoded(reply.AsBytes())
-	values[key] = v
-	return err
 }
 
 // oneByOne makes 100 calls for one key each, as a library needs that has no call for many.
@@ -157,22 +126,7 @@ func manyHits(b *testing.B, size int) {
 		m.singlefill("singlefill", c),
 		m.oneByOne(m.hits.singlefill("singlefill", c)),
 		m.oneByOne(m.goRedisCache(rdb)),
-		m.rueidis(openRueidis(b, addr), false),
-	}}.run(b)
-}
-
-// manyNearHits measures hits that this process answers; only the floor asks Redis.
-func manyNearHits(b *testing.B, size int) {
-	addr := redistest.Start(b).Addr
-	rdb := open(b, addr)
-	m := newManyOrders(b, size)
-	near := newCache(b, rdb, singlefill.Options[order]{Near: &singlefill.Near{MaxLag: 10 * time.Second}})
-	local := cache.New(&cache.Options{Redis: rdb, LocalCache: cache.NewTinyLFU(1000, time.Hour)})
-	race{ops: 50, bases: []string{"floor"}, contenders: []contender{
-		m.floor(rdb),
-		m.singlefill("singlefill, Near", near),
-		m.oneByOne(m.goRedisCacheBy("go-redis/cache, TinyLFU", local)),
-		m.rueidis(openRueidis(b, addr), true),
+		m.rueidis(openRueidis(b, addr)),
 	}}.run(b)
 }
 

@@ -29,7 +29,6 @@ func TestBenchmarks(t *testing.T) {
 		"polling stampedes": func(b *testing.B) { stampedes(b, 2, 1, 1, 101*time.Millisecond) },
 		"free locks":        freeLocks,
 		"many hits":         func(b *testing.B) { manyHits(b, 100) },
-		"many near hits":    func(b *testing.B) { manyNearHits(b, 100) },
 		"many misses":       func(b *testing.B) { manyMisses(b, time.Millisecond) },
 		"many stampedes":    func(b *testing.B) { manyStampedes(b, 2, 1, 5*time.Millisecond) },
 	} {
