@@ -110,56 +110,40 @@ func TestDo_ContextEnds(t *testing.T) {
 	})
 }
 
-// A loss reaches the function, and Do returns it.
+// A loss reaches the function. Do and Release say of which lock it was, and why, but Do returns an error of
+// the function unchanged unless it is the error of its context.
 func TestDo_LostLease(t *testing.T) {
-	eachDoScene(t, func(s doScene) {
-		for _, want := range []error{nil, context.Canceled, errBoom} {
-			_, err := s.do(s.Context(), "acquired lost", func(ctx context.Context) error {
-				s.m.FlushAll()
-				begun := time.Now()
-				<-ctx.Done()
-				wantElapsed(s, "the function's context ends", begun, leaseTTL/3)
-				if !errors.Is(context.Cause(ctx), lock.ErrLost) {
-					s.Errorf("cancelled with cause %v", context.Cause(ctx))
-				}
-				return want
-			})
-			if want == errBoom && err != errBoom || want != errBoom && !errors.Is(err, lock.ErrLost) || want != nil && !errors.Is(err, want) {
-				s.Errorf("after a loss: %v, want %v", err, want)
-			}
-		}
-		_, err := s.do(s.Context(), "acquired lost", func(context.Context) error { s.m.FlushAll(); return nil })
-		if !errors.Is(err, lock.ErrLost) {
-			s.Errorf("a loss found out at the end: %v", err)
-		}
-	})
-}
-
-// The error of a loss says of which lock, and why, to the callers of Do and of Release.
-func TestDo_LostWhy(t *testing.T) {
-	for why, lose := range map[string]func(m *miniredis.Miniredis, f *faults){
-		"it was held for MaxHold":         func(*miniredis.Miniredis, *faults) {},
-		"it is gone from Redis":           func(m *miniredis.Miniredis, _ *faults) { m.FlushAll() },
-		"it could not be renewed in time": func(_ *miniredis.Miniredis, f *faults) { f.set(silence) },
+	for why, lose := range map[string]func(m *miniredis.Miniredis, f *faults) (told time.Duration){
+		"it was held for MaxHold": func(*miniredis.Miniredis, *faults) time.Duration {
+			return 6*(leaseTTL/3) + leaseTTL - leaseMargin // after the sixth renewal
+		},
+		"it is gone from Redis": func(m *miniredis.Miniredis, _ *faults) time.Duration { m.FlushAll(); return leaseTTL / 3 },
+		"it could not be renewed in time": func(_ *miniredis.Miniredis, f *faults) time.Duration {
+			f.set(silence)
+			return leaseTTL - leaseMargin
+		},
 	} {
 		runEachKind(t, why, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			var e locktest.Events
 			client, f := withFaults(t, m)
-			l := newLocker(t, kind, client, "some name", &lock.Options{MaxHold: 2 * leaseTTL})
+			l := newLocker(t, kind, client, "some name", &lock.Options{MaxHold: 2 * leaseTTL, Trace: e.Trace()})
 			want := `lock: lost: "some name": ` + why
-			for _, after := range []error{nil, context.Canceled} {
+			for _, after := range []error{nil, context.Canceled, errBoom} {
 				err := l.Do(t.Context(), func(ctx context.Context) error {
-					lose(m, f)
+					begun := time.Now()
+					told := lose(m, f)
 					<-ctx.Done()
+					wantElapsed(t, "told", begun, told)
 					if cause := context.Cause(ctx); !errors.Is(cause, lock.ErrLost) || cause.Error() != want {
 						t.Errorf("the cause is %v, want %s", cause, want)
 					}
 					return after
 				})
 				all := want
-				if after != nil {
+				if after == context.Canceled {
 					all += ": " + after.Error()
 				}
-				if !errors.Is(err, lock.ErrLost) || err.Error() != all {
+				if after == errBoom && err != errBoom || after != errBoom && (!errors.Is(err, lock.ErrLost) || err.Error() != all) {
 					t.Errorf("Do: %v, want %s", err, all)
 				}
 				f.set(nil)
@@ -169,10 +153,19 @@ func TestDo_LostWhy(t *testing.T) {
 			lose(m, f)
 			<-lease.Context().Done()
 			f.set(nil)
-			if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) || err.Error() != want {
-				t.Errorf("Release: %v, want %s", err, want)
+			for range 2 {
+				if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) || err.Error() != want {
+					t.Errorf("Release: %v, want %s", err, want)
+				}
 			}
 			time.Sleep(2 * leaseTTL)
+			if s := e.Transitions(); s != "acquired lost acquired lost acquired lost acquired lost" {
+				t.Errorf("told %q", s)
+			}
+			gone := why == "it is gone from Redis" // otherwise it is given back
+			if ops := f.take(); strings.Contains(ops, "abandon") == gone {
+				t.Errorf("sent %s", ops)
+			}
 			lease = mustAcquire(t, l)
 			mustRelease(t, lease)
 			if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) || err.Error() != `lock: lost: "some name": it has been released already` {
@@ -180,6 +173,16 @@ func TestDo_LostWhy(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A loss that the release finds out is an error, too.
+func TestDo_LostAtTheEnd(t *testing.T) {
+	eachDoScene(t, func(s doScene) {
+		_, err := s.do(s.Context(), "acquired lost", func(context.Context) error { s.m.FlushAll(); return nil })
+		if !errors.Is(err, lock.ErrLost) {
+			s.Errorf("Do: %v, want ErrLost", err)
+		}
+	})
 }
 
 // A function that gets the loss of another lock, whose context it was given, has not lost this one.
@@ -219,20 +222,5 @@ func TestDo_ReleaseFails(t *testing.T) {
 		if p != errBoom {
 			s.Errorf("a panic went on as %v", p)
 		}
-	})
-}
-
-// Without a lease the function is not called.
-func TestDo_WithoutALease(t *testing.T) {
-	eachDoScene(t, func(s doScene) {
-		fn := func(context.Context) error { s.Error("called"); return nil }
-		s.f.set(refusal("OOM command not allowed"), "acquire")
-		wantIs(s, "Do", s.l.Do(s.Context(), fn), lock.ErrUnavailable)
-		s.f.set(nil)
-		holder := mustAcquire(s, s.other)
-		ctx, stop := context.WithTimeout(s.Context(), time.Second)
-		defer stop()
-		wantIs(s, "Do", s.l.Do(ctx, fn), lock.ErrBusy, context.DeadlineExceeded)
-		mustRelease(s, holder)
 	})
 }

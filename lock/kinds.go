@@ -46,7 +46,7 @@ func (mutex) places() int  { return 1 }
 // TestNewFairMutex_DeadWaiterAndClockPutBack.
 //
 // A waiter of a fair mutex has a number, not a time of arrival. Two waiters can arrive in one
-// microsecond, and a clock can be set back. See TestNewFairMutex_OrderOfOneInstant.
+// microsecond, and a clock can be set back. See TestNewFairMutex_OrderInOneProcess.
 type fair struct{ mutex }
 
 func (fair) acquire(ctx context.Context, o *owner, within time.Duration, r request) (reply, error) {

@@ -121,56 +121,6 @@ func TestLease_NoGoroutine(t *testing.T) {
 	})
 }
 
-// A holder learns at the next renewal that Redis has lost its lease, and nothing is brought back.
-//
-//fault:flushall
-//fault:release-twice
-func TestLease_LostByRedis(t *testing.T) {
-	for what, lose := range map[string]func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client, kind string){
-		"deleted": func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client, _ string) { m.Del("{n}:lock") },
-		"flushed": func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client, _ string) { m.FlushAll() },
-		"taken by another": func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client, kind string) {
-			m.FlushAll()
-			takeFor(t, rdb, kind, "n")
-		},
-	} {
-		runEachKind(t, what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-			var e locktest.Events
-			client, f := withFaults(t, m)
-			lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
-			begun := time.Now()
-			time.Sleep(time.Second)
-			lose(t, m, rdb, kind)
-			before := keysOf(t, rdb, "n")
-			awaitEnd(t, lease)
-			wantElapsed(t, "told", begun, leaseTTL/3)
-			wantLost(t, lease)
-			synctest.Wait()
-			f.take()
-			for range 2 {
-				wantIs(t, "Release after the loss", lease.Release(t.Context()), lock.ErrLost)
-			}
-			time.Sleep(time.Minute)
-			if ops := f.take(); ops != "" {
-				t.Errorf("after the loss it has sent %s", ops)
-			}
-			if s := e.Transitions(); s != "acquired lost" {
-				t.Errorf("told %q", s)
-			}
-			lost := e.Of("lost")[0]
-			wantIs(t, "Lost is told", lost.Err, lock.ErrLost)
-			if lost.Fence != lease.Fence() || lost.Name != "n" || lost.Duration != leaseTTL/3 || !strings.Contains(lost.Err.Error(), "gone from Redis") {
-				t.Errorf("told %+v", lost.LeaseInfo)
-			}
-			for key, left := range keysOf(t, rdb, "n") {
-				if _, was := before[key]; !was || left < 0 {
-					t.Errorf("%q is there, for %v", key, left)
-				}
-			}
-		})
-	}
-}
-
 // However Redis fails, a holder learns of the loss before another caller can hold the lock, by the
 // server's clock.
 //
@@ -237,39 +187,6 @@ func TestLease_LifeBeginsWhenSent(t *testing.T) {
 		wantElapsed(t, "told", begun, leaseTTL-leaseMargin)
 		wantLost(t, lease)
 	})
-}
-
-// A lease outlasts errors that end in time, also when they begin with a renewal: then there are two
-// thirds of TTL left, less the margin, a command in flight and the time until the next one.
-//
-//fault:short-partition
-func TestLease_TransientErrors(t *testing.T) {
-	for what, fails := range map[string]fault{
-		"requests lost": requestLost, "replies lost": replyLost, "silent": silence, "no connection": noConnection,
-		"loading": refusal("LOADING Redis is loading"), "out of memory": refusal("OOM command not allowed"),
-		"read only": refusal("READONLY You can't write against a read only replica."), "whatever": refusal("ERR some error"),
-	} {
-		runEachKind(t, what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-			var e locktest.Events
-			client, f := withFaults(t, m)
-			lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
-			for range 10 {
-				f.set(fails, "renew")
-				time.Sleep(leaseTTL - leaseTTL/3 - leaseMargin - leaseWaits - leaseTTL/10)
-				f.set(nil)
-				time.Sleep(leaseTTL/3 + 7*time.Millisecond) // so that the next one begins elsewhere
-			}
-			wantHeld(t, lease)
-			wantBusy(t, newLocker(t, kind, rdb, "n", nil))
-			mustRelease(t, lease)
-			if n := len(e.Of("renew")); n < 10 {
-				t.Errorf("%d renewals have failed, want more", n)
-			}
-			if s := e.Transitions(); s != "acquired released" {
-				t.Errorf("told %q", s)
-			}
-		})
-	}
 }
 
 // A lease is lost after MaxHold, at most TTL later.

@@ -36,55 +36,6 @@ func learn(t testing.TB, rdb *redis.Client) {
 	}
 }
 
-// A script is sent in full only if the server does not know it, and no step takes a second command.
-func TestScripts_SentInFull(t *testing.T) {
-	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		learn(t, rdb)
-		l := newLocker(t, kind, rdb, "n", nil)
-		c := record(m)
-		verbs := func() string {
-			synctest.Wait()
-			defer c.reset()
-			var verbs []string
-			for _, args := range c.all() {
-				verbs = append(verbs, args[0])
-			}
-			return strings.Join(verbs, " ")
-		}
-		lease := mustAcquire(t, l)
-		wantBusy(t, l)
-		mustRelease(t, lease)
-		if s := verbs(); s != "EVALSHA EVALSHA EVALSHA" {
-			t.Errorf("a known script: %s", s)
-		}
-		flush := func() {
-			redistest.Must(t, rdb.ScriptFlush(t.Context()).Err())
-		}
-		flush()
-		lease = mustAcquire(t, l)
-		flush()
-		time.Sleep(leaseTTL / 2)
-		flush()
-		mustRelease(t, lease)
-		if s := verbs(); s != strings.TrimSpace(strings.Repeat("EVALSHA EVAL ", 3)) {
-			t.Errorf("a forgotten script: %s", s)
-		}
-		for _, text := range []string{"ERR some error", "NOPERM this user has no permissions", "OOM command not allowed", "LOADING Redis is loading"} {
-			lease = mustAcquire(t, l)
-			c.reset()
-			m.SetError(text)
-			if err := lease.Release(t.Context()); err == nil {
-				t.Errorf("%s: Release = nil", text)
-			}
-			m.SetError("")
-			if s := verbs(); strings.Contains(s, "EVAL ") || strings.HasSuffix(s, "EVAL") {
-				t.Errorf("%s: %s", text, s)
-			}
-			time.Sleep(2 * leaseTTL)
-		}
-	})
-}
-
 // No script gets a time of the client. With one, a client whose clock is wrong would be served
 // before others, or take what others hold.
 //

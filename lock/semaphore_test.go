@@ -11,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
-	"github.com/singlefill/singlefill/internal/tests/locktest"
 	"github.com/singlefill/singlefill/lock"
 )
 
@@ -20,25 +19,6 @@ func semaphore(t testing.TB, rdb redis.UniversalClient, name string, size int, o
 	l, err := lock.NewSemaphore(rdb, name, size, opts)
 	redistest.Must(t, err)
 	return l
-}
-
-// Processes with two sizes compete, as during a deployment: the larger size is never exceeded, and each
-// caller gets its place.
-//
-//fault:disagreement
-func TestNewSemaphore_TwoSizes(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		const rounds = 10
-		name := redistest.Namespace(t)
-		c := &locktest.Crowd{Kind: locktest.Kind{Name: "semaphore", Size: 5}}
-		for i := range 10 {
-			k := locktest.Kind{Name: "semaphore", Size: 3 + 2*(i%2)}
-			c.Lockers = append(c.Lockers, k.Locker(t, rdb, name, locktest.Patient, locktest.Long))
-		}
-		c.Run(t, 2, func(turns int) bool { return turns < rounds })
-		c.Want(t, 20*rounds)
-	})
 }
 
 // The larger of two sizes counts while a process that has it holds a lease, and until TTL after its last

@@ -147,34 +147,6 @@ func takes(ctx context.Context, t *testing.T, l *lock.Locker, hold time.Duration
 	return n
 }
 
-// The lock is free for a small part of the time for which it is held, although it is reserved for
-// the waiter.
-//
-//fault:greedy-loop
-func TestAcquire_HandsOverSoon(t *testing.T) {
-	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		const hold, holds = 300 * time.Millisecond, 50
-		ctx, cancel := context.WithTimeout(t.Context(), holds*hold)
-		defer cancel()
-		var wg sync.WaitGroup
-		var mu sync.Mutex
-		all := 0
-		for range 2 {
-			l := newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil)
-			wg.Go(func() {
-				n := takes(ctx, t, l, hold, func(int) {})
-				mu.Lock()
-				defer mu.Unlock()
-				all += n
-			})
-		}
-		wg.Wait()
-		if all < holds*8/10 {
-			t.Errorf("%d grants in the time of %d", all, holds)
-		}
-	})
-}
-
 // A waiter with a reservation that dies costs the others RedisTimeout and 200 ms at most.
 //
 //fault:killed-reservation
