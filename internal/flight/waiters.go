@@ -16,26 +16,27 @@ type Caller struct {
 	done chan struct{} // gets a value when open becomes 0; it may be an old one
 }
 
-// A Waiter is one caller in the fill of one key. Join and Wait take the waiters of a call together.
+// A Waiter is one caller in the fill of one key. Join and Wait take the waiters of a call together. A stampede of many
+// callers for many keys makes a Waiter for each pair of them.
 type Waiter[R any] struct {
-	Key   string
-	Empty bool      // the call found the key empty
-	Keep  bool      // the fill goes on when the caller has left it
-	Until time.Time // the caller leaves the fill then; zero: not before it ends
+	Key string
+	// Patience is set for a caller that has an old value: it leaves the fill that long after its beginning. The fill
+	// goes on then.
+	Patience time.Duration
+	Empty    bool // the call found the key empty
 
 	// Set by Join.
+	First  bool // the caller started the fill
+	late   bool // the load had begun before the caller first joined
 	Fill   *Fill[R]
-	First  bool      // the caller started the fill
 	Joined time.Time // when
 	Err    error     // the caller has not joined
+	caller *Caller
 
 	// Set by Wait.
-	Result  *R // nil if the verdict is Impatient or Left, or if there is none
 	Verdict Verdict
+	Result  *R        // nil if the verdict is Impatient or Left, or if there is none
 	Over    time.Time // when the wait was over; others of the call may have lasted longer
-
-	caller *Caller
-	late   bool // the load had begun before the caller first joined
 
 	// Guarded by Fills.mu. Without a list a waiter is in no fill any more.
 	list       *waiters[R]
@@ -121,29 +122,29 @@ func (g *Fills[R]) join(call *Caller, w *Waiter[R], f *Fill[R]) {
 	f.waiters.add(w)
 	call.open++
 	f.callers.all++
-	f.callers.kept = f.callers.kept || w.Keep
+	f.callers.kept = f.callers.kept || w.Patience > 0
 	if !w.late {
 		f.callers.early++
 	}
-	if !w.First && f.load.queued == nil && !w.Keep { // a caller with an old value is in no hurry
+	if !w.First && f.load.queued == nil && w.Patience == 0 { // a caller with an old value is in no hurry
 		f.wake()
 	}
 }
 
 // A Verdict says what a caller may do with the result of a fill.
-type Verdict int
+type Verdict int8
 
 const (
 	waiting   Verdict = iota // the fill has not ended
 	Owned                    // the caller owns the result
 	Shared                   // another caller owns the result, and may be changing it
 	Outdated                 // the result, if there is one, is older than the call
-	Impatient                // the caller has left the fill at the Until of its waiter
+	Impatient                // the caller has left the fill when the Patience of its waiter was over
 	Left                     // the caller's context ended first
 )
 
 // Wait waits until each of the fills that a call has joined ends, or its result is void for this caller, or the
-// caller leaves it: all of them when ctx ends, one of them at the waiter's Until.
+// caller leaves it: all of them when ctx ends, one of them when the waiter's Patience is over.
 func (g *Fills[R]) Wait(ctx context.Context, call *Caller, ws []*Waiter[R]) {
 	for {
 		open, until := g.settle(ctx, ws)
@@ -180,12 +181,16 @@ func (g *Fills[R]) settle(ctx context.Context, ws []*Waiter[R]) (open bool, unti
 			w.take()
 		case ended:
 			g.leave(w, Left, now)
-		case !w.Until.IsZero() && !now.Before(w.Until):
-			g.leave(w, Impatient, now)
-		default:
+		case w.Patience == 0:
 			open = true
-			if !w.Until.IsZero() && (until.IsZero() || w.Until.Before(until)) {
-				until = w.Until
+		default:
+			end := w.Fill.Begun.Add(w.Patience)
+			if !now.Before(end) {
+				g.leave(w, Impatient, now)
+				continue
+			}
+			if open = true; until.IsZero() || end.Before(until) {
+				until = end
 			}
 		}
 	}

@@ -239,18 +239,15 @@ func (c *call) join() {
 		for i, a := range group {
 			a.wait = &all[i]
 			a.wait.Key, a.wait.Empty = a.Key, a.RedisErr == nil && a.Freshness == value.Expired
-			a.wait.Keep = c.StaleAfter > 0 && !c.anew && c.Store.Servable(&a.Found, time.Now())
+			if c.StaleAfter > 0 && !c.anew && c.Store.Servable(&a.Found, time.Now()) {
+				a.wait.Patience = c.StaleAfter
+			}
 		}
 		c.Filler.Join(c.ctx, &c.caller, waits(group), lookups(group), fill.Source{Loader: c.load, Anew: c.anew})
 		for _, a := range group {
-			if a.wait.Err != nil {
-				a.err = a.wait.Err
-				continue
+			if a.err = a.wait.Err; a.err == nil {
+				c.joined = append(c.joined, a)
 			}
-			if a.wait.Keep {
-				a.wait.Until = a.wait.Fill.Begun.Add(c.StaleAfter)
-			}
-			c.joined = append(c.joined, a)
 		}
 	}
 	c.Reads.End(len(c.misses), turns(c.misses))
@@ -260,7 +257,11 @@ func (c *call) join() {
 // wait waits for fills and answers with their results. It returns the asks whose results are older than the call.
 func (c *call) wait() (again []*ask) {
 	joined := c.joined
-	c.waitFor(c.ctx)
+	if len(joined) == 0 {
+		return nil
+	}
+	c.Fills.Wait(c.ctx, &c.caller, waits(joined))
+	c.joined = nil
 	for _, a := range joined {
 		if !c.settle(a) {
 			a.reset(a.Key)
@@ -270,23 +271,13 @@ func (c *call) wait() (again []*ask) {
 	return again
 }
 
-// waitFor waits for what the call has joined.
-func (c *call) waitFor(ctx context.Context) {
-	if len(c.joined) == 0 {
-		return
-	}
-	c.Fills.Wait(ctx, &c.caller, waits(c.joined))
-	c.joined = nil
-}
-
 // leave leaves the fills that the call has joined, if it has not waited for them since a function of Trace panicked.
 func (c *call) leave() {
-	if len(c.joined) == 0 {
-		return
+	if len(c.joined) > 0 {
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		c.Fills.Wait(ended, &c.caller, waits(c.joined))
 	}
-	ended, cancel := context.WithCancel(context.Background())
-	cancel()
-	c.waitFor(ended)
 }
 
 // refresh refreshes entries in the background.
