@@ -83,9 +83,7 @@ func TestZstd_Golden(t *testing.T) {
 	t.Parallel()
 	const golden = "c17a73740128b52ffd24405d000020616263640154040227397d1f9c9a"
 	data, err := hex.DecodeString(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	want := strings.Repeat("abcd", 16)
 	var got string
 	if err := compress.Zstd(singlefill.Raw, nil).Unmarshal(data, &got); err != nil || got != want {
@@ -94,9 +92,7 @@ func TestZstd_Golden(t *testing.T) {
 	for _, inner := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
 		type T struct{ Name string }
 		data, err := inner.Marshal(T{prose})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		var got T
 		if err := compress.Zstd(inner, nil).Unmarshal(data, &got); err != nil || got.Name != prose {
 			t.Errorf("%T: got %.20q, %v", inner, got.Name, err)
@@ -108,16 +104,12 @@ func TestZstd_Golden(t *testing.T) {
 func frame(t testing.TB, n int, size uint64) []byte {
 	t.Helper()
 	w, err := zstd.NewWriter(nil, zstd.WithSingleSegment(true), zstd.WithEncoderCRC(false))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	b := append([]byte(magic+"\x01"), w.EncodeAll(make([]byte, n), nil)...)
 	b[len(magic)+1+4] |= 0xC0 // the size has 8 bytes
 	var h zstd.Header
 	plain := w.EncodeAll(make([]byte, n), nil)
-	if err := h.Decode(plain); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, h.Decode(plain))
 	b = append(b[:len(magic)+1+5], binary.LittleEndian.AppendUint64(nil, size)...)
 	return append(b, plain[h.HeaderSize:]...)
 }
@@ -135,13 +127,9 @@ func allocated(f func()) uint64 {
 func TestZstd_HostileBytes(t *testing.T) { // not parallel: it counts memory
 	codec := compress.Zstd(singlefill.Raw, nil)
 	whole, err := codec.Marshal(prose)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	bomb, err := zstd.NewWriter(nil, zstd.WithSingleSegment(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	zeros := bomb.EncodeAll(make([]byte, 256<<20), []byte(magic+"\x01"))
 	damaged := bytes.Clone(whole)
 	damaged[len(damaged)/2] ^= 0x40
@@ -180,9 +168,7 @@ func TestZstd_HostileBytes(t *testing.T) { // not parallel: it counts memory
 func TestZstd_BoundOfAll(t *testing.T) { // not parallel: it counts memory
 	nils := func(codec singlefill.Codec, n int) []byte {
 		w, err := zstd.NewWriter(nil, zstd.WithSingleSegment(true))
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		plain := append(binary.BigEndian.AppendUint32([]byte{0xdd}, uint32(n)), bytes.Repeat([]byte{0xc0}, n)...)
 		switch codec {
 		case singlefill.JSON:
@@ -284,19 +270,12 @@ func testRunningFleet(t *testing.T, rdb redis.UniversalClient, inner singlefill.
 	for _, codec := range []singlefill.Codec{
 		compress.Zstd(inner, nil), compress.Zstd(inner, &compress.Options{MinSize: -1}), inner,
 	} {
-		c, err := singlefill.New(rdb, ns, time.Hour, &singlefill.Options[string]{Codec: codec})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		caches = append(caches, c)
+		caches = append(caches, cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: codec}))
 	}
 	for i, writer := range caches {
 		for j, reader := range caches {
 			key := fmt.Sprint(i, j)
-			if err := writer.Set(ctx, key, value); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, writer.Set(ctx, key, value))
 			v, err := reader.GetOrLoad(ctx, key, func(context.Context, string) (string, error) { return "loaded", nil })
 			want, bad := value, int64(0)
 			if i == 0 && j == 2 {
@@ -390,15 +369,11 @@ func BenchmarkZstd(b *testing.B) {
 			{"MsgPack", singlefill.MsgPack}, {"MsgPack, Zstd", compress.Zstd(nil, nil)},
 		} {
 			data, err := c.codec.Marshal(v)
-			if err != nil {
-				b.Fatal(err)
-			}
+			redistest.Must(b, err)
 			run := func(op string, f func() error) {
 				b.Run(fmt.Sprintf("%dKB/%s/%s", size>>10, op, c.name), func(b *testing.B) {
 					for b.Loop() {
-						if err := f(); err != nil {
-							b.Fatal(err)
-						}
+						redistest.Must(b, f())
 					}
 					b.ReportMetric(float64(len(data)), "bytes")
 				})
@@ -406,12 +381,8 @@ func BenchmarkZstd(b *testing.B) {
 			run("encode", func() error { _, err := c.codec.Marshal(v); return err })
 			run("decode", func() error { return c.codec.Unmarshal(data, new(order)) })
 			cache, err := singlefill.New(rdb, redistest.Namespace(b), time.Hour, &singlefill.Options[order]{Codec: c.codec})
-			if err != nil {
-				b.Fatal(err)
-			}
-			if err := cache.Set(b.Context(), "k", v); err != nil {
-				b.Fatal(err)
-			}
+			redistest.Must(b, err)
+			redistest.Must(b, cache.Set(b.Context(), "k", v))
 			run("hit", func() error { _, err := cache.Get(b.Context(), "k"); return err })
 			_ = cache.Close()
 		}

@@ -86,9 +86,7 @@ func (c terminal) fails(want int, message string, args ...string) {
 
 func check(t testing.TB, errs ...error) {
 	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, errors.Join(errs...))
 }
 
 // listed returns the states of keys that ls tells, in order.
