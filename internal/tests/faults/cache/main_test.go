@@ -73,6 +73,3 @@ var retries = map[string]func(*redis.Options){
 	"client retries":       func(*redis.Options) {},
 	"client sends it once": redistest.NoRetry,
 }
-
-// patientOnce configures a client for one command that takes long.
-func patientOnce(o *redis.Options) { o.MaxRetries, o.ReadTimeout = -1, -1 }
