@@ -1,5 +1,3 @@
-//go:build unix
-
 package histories
 
 import "golang.org/x/sys/unix"
