@@ -1,7 +1,6 @@
 package prometheus_test
 
 import (
-	"encoding/json"
 	"os"
 	"regexp"
 	"testing"
@@ -10,28 +9,20 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// The panels of the dashboard use metrics that there are.
-func TestBoard_Metrics(t *testing.T) {
+// The dashboard and the alert rules use metrics that there are.
+func TestGrafana_Metrics(t *testing.T) {
 	t.Parallel()
-	data, err := os.ReadFile("../grafana/singlefill.json")
-	redistest.Must(t, err)
-	var board struct {
-		Panels []struct {
-			Type, Title string
-			Targets     []struct{ Expr string }
-		}
-	}
-	redistest.Must(t, json.Unmarshal(data, &board))
 	exported := exportedMetrics(t)
-	for _, panel := range board.Panels {
-		if panel.Type != "row" && len(panel.Targets) == 0 {
-			t.Errorf("the panel %q shows nothing", panel.Title)
+	for _, file := range []string{"../grafana/singlefill.json", alertRules} {
+		text, err := os.ReadFile(file)
+		redistest.Must(t, err)
+		names := regexp.MustCompile(`singlefill_\w+`).FindAllString(string(text), -1)
+		if len(names) == 0 {
+			t.Errorf("%s uses no metric", file)
 		}
-		for _, target := range panel.Targets {
-			for _, name := range regexp.MustCompile(`singlefill_\w+`).FindAllString(target.Expr, -1) {
-				if !exported[name] {
-					t.Errorf("the panel %q: %s is no metric", panel.Title, name)
-				}
+		for _, name := range names {
+			if !exported[name] {
+				t.Errorf("%s: %s is no metric", file, name)
 			}
 		}
 	}
