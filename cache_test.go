@@ -301,20 +301,18 @@ func TestNotFoundTTL(t *testing.T) {
 		{"NotFoundTTL", time.Second, singlefill.Options[string]{NotFoundTTL: time.Hour}, time.Hour},
 		{"off", time.Second, singlefill.Options[string]{NotFoundTTL: -1}, 0},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				test.opts.Jitter = -1
-				c, err := singlefill.New(rdb, "ns", test.ttl, &test.opts)
-				redistest.Must(t, err)
-				defer c.Close()
-				cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](singlefill.ErrNotFound)).WantErr(t, singlefill.ErrNotFound)
-				if test.remembers > 0 {
-					time.Sleep(test.remembers - time.Millisecond)
-					cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantErr(t, singlefill.ErrNotFound)
-					time.Sleep(time.Millisecond)
-				}
-				cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
-			})
+		cachetest.RunInBubble(t, test.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			test.opts.Jitter = -1
+			c, err := singlefill.New(rdb, "ns", test.ttl, &test.opts)
+			redistest.Must(t, err)
+			defer c.Close()
+			cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](singlefill.ErrNotFound)).WantErr(t, singlefill.ErrNotFound)
+			if test.remembers > 0 {
+				time.Sleep(test.remembers - time.Millisecond)
+				cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantErr(t, singlefill.ErrNotFound)
+				time.Sleep(time.Millisecond)
+			}
+			cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
 		})
 	}
 }

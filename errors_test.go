@@ -40,22 +40,20 @@ func TestErrors_KeepTheirIdentity(t *testing.T) {
 		"no text": {errors.New(""), nil, false, ""},
 		"long":    {errors.New(strings.Repeat("€", 400)), nil, false, strings.Repeat("€", 341)}, // 1 KiB, cut at a character
 	} {
-		t.Run(name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-				loads := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{Errors: map[string]error{"down": errDown, "zz": errDown}})
-				waits := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{Errors: test.errs})
-				failed := cachetest.GoGet(t.Context(), loads, "k", cachetest.Takes(time.Second, "", test.loaded))
-				synctest.Wait() // the load has begun
-				_, got := waits.GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[string](t))
-				var remote *singlefill.RemoteError
-				if !errors.As(got, &remote) || remote.Message != cmp.Or(test.text, test.loaded.Error()) || got.Error() != remote.Message || remote.Key != "k" || remote.Namespace != "n" {
-					t.Errorf("got %v, want a RemoteError of k with the text of the load", got)
-				}
-				if errors.Is(got, theirs) != test.found {
-					t.Errorf("errors.Is finds the named error in %q: %t, want %t", got, !test.found, test.found)
-				}
-				failed.WantErr(t, test.loaded)
-			})
+		cachetest.RunInBubble(t, name, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+			loads := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{Errors: map[string]error{"down": errDown, "zz": errDown}})
+			waits := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{Errors: test.errs})
+			failed := cachetest.GoGet(t.Context(), loads, "k", cachetest.Takes(time.Second, "", test.loaded))
+			synctest.Wait() // the load has begun
+			_, got := waits.GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[string](t))
+			var remote *singlefill.RemoteError
+			if !errors.As(got, &remote) || remote.Message != cmp.Or(test.text, test.loaded.Error()) || got.Error() != remote.Message || remote.Key != "k" || remote.Namespace != "n" {
+				t.Errorf("got %v, want a RemoteError of k with the text of the load", got)
+			}
+			if errors.Is(got, theirs) != test.found {
+				t.Errorf("errors.Is finds the named error in %q: %t, want %t", got, !test.found, test.found)
+			}
+			failed.WantErr(t, test.loaded)
 		})
 	}
 }
@@ -91,40 +89,38 @@ func TestGetOrLoad_ErrorThatPanics(t *testing.T) {
 		{"Unwrap", &panicsOnUnwrap{"no route"}, "no route"},
 		{"==", incomparable{[]int{1}}, "incomparable"},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-				opts := &singlefill.Options[string]{
-					Errors: map[string]error{"first": incomparable{[]int{2}}, "second": errNever},
-					Trace:  singlefill.LogTrace(slog.New(slog.DiscardHandler), nil),
+		cachetest.RunInBubble(t, test.name, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+			opts := &singlefill.Options[string]{
+				Errors: map[string]error{"first": incomparable{[]int{2}}, "second": errNever},
+				Trace:  singlefill.LogTrace(slog.New(slog.DiscardHandler), nil),
+			}
+			c, elsewhere := cachetest.NewCacheIn(t, rdb, "n", opts), cachetest.NewCacheIn(t, rdb, "n", opts)
+			src := cachetest.NewSource[string](t)
+			calls := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), c, "k", src.Load)}
+			load := src.Next(t)
+			calls = append(calls, cachetest.GoGet(t.Context(), c, "k", src.Load))
+			away := cachetest.GoGet(t.Context(), elsewhere, "k", src.Load)
+			synctest.Wait() // they wait for the load
+			load.Fail(test.err)
+			for _, a := range calls {
+				if _, err := a.Result(t); !identical(err, test.err) {
+					t.Errorf("got %T, want the %T of the load", err, test.err)
 				}
-				c, elsewhere := cachetest.NewCacheIn(t, rdb, "n", opts), cachetest.NewCacheIn(t, rdb, "n", opts)
-				src := cachetest.NewSource[string](t)
-				calls := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), c, "k", src.Load)}
-				load := src.Next(t)
-				calls = append(calls, cachetest.GoGet(t.Context(), c, "k", src.Load))
-				away := cachetest.GoGet(t.Context(), elsewhere, "k", src.Load)
-				synctest.Wait() // they wait for the load
-				load.Fail(test.err)
-				for _, a := range calls {
-					if _, err := a.Result(t); !identical(err, test.err) {
-						t.Errorf("got %T, want the %T of the load", err, test.err)
-					}
-				}
-				_, err := away.Result(t)
-				if remote, ok := errors.AsType[*singlefill.RemoteError](err); !ok || !strings.Contains(remote.Message, test.text) {
-					t.Errorf("another process got %v, want a RemoteError with %q", err, test.text)
-				}
-				_, err = c.GetOrLoadMany(t.Context(), []string{"k"}, func(context.Context, []string) (map[string]string, error) {
-					return nil, test.err
-				})
-				if many, ok := errors.AsType[*singlefill.ManyError](err); !ok || !identical(many.Errs["k"], test.err) {
-					t.Errorf("GetOrLoadMany: got %T, want a ManyError with the %T of the load", err, test.err)
-				}
-				cachetest.WantUnlocked(t, rdb, "n", "k")
-				if s := c.Stats(); s.LoadErrors != 2 || s.LoadPanics != 0 {
-					t.Errorf("%d errors and %d panics counted, want 2 and 0", s.LoadErrors, s.LoadPanics)
-				}
+			}
+			_, err := away.Result(t)
+			if remote, ok := errors.AsType[*singlefill.RemoteError](err); !ok || !strings.Contains(remote.Message, test.text) {
+				t.Errorf("another process got %v, want a RemoteError with %q", err, test.text)
+			}
+			_, err = c.GetOrLoadMany(t.Context(), []string{"k"}, func(context.Context, []string) (map[string]string, error) {
+				return nil, test.err
 			})
+			if many, ok := errors.AsType[*singlefill.ManyError](err); !ok || !identical(many.Errs["k"], test.err) {
+				t.Errorf("GetOrLoadMany: got %T, want a ManyError with the %T of the load", err, test.err)
+			}
+			cachetest.WantUnlocked(t, rdb, "n", "k")
+			if s := c.Stats(); s.LoadErrors != 2 || s.LoadPanics != 0 {
+				t.Errorf("%d errors and %d panics counted, want 2 and 0", s.LoadErrors, s.LoadPanics)
+			}
 		})
 	}
 }

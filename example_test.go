@@ -40,11 +40,17 @@ func embeddedRedis() (rdb *redis.Client, stop func()) {
 func embeddedCache[T any](namespace string, ttl time.Duration,
 	opts *singlefill.Options[T]) (c *singlefill.Cache[T], stop func()) {
 	rdb, stopRedis := embeddedRedis()
+	c = newCache(rdb, namespace, ttl, opts)
+	return c, func() { c.Close(); stopRedis() }
+}
+
+// newCache is singlefill.New for options that are known to be right.
+func newCache[T any](rdb *redis.Client, namespace string, ttl time.Duration, opts *singlefill.Options[T]) *singlefill.Cache[T] {
 	c, err := singlefill.New(rdb, namespace, ttl, opts)
 	if err != nil {
 		panic(err)
 	}
-	return c, func() { c.Close(); stopRedis() }
+	return c
 }
 
 // A key is loaded once, however many callers ask for it at the same time, in however many processes.
@@ -169,15 +175,11 @@ func ExampleCache_Shutdown() {
 func ExampleCache_Close() {
 	rdb, stop := embeddedRedis()
 	defer stop()
-	reports, err := singlefill.New[string](rdb, "reports", time.Hour, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	reports := newCache[string](rdb, "reports", time.Hour, nil)
 
 	ctx, leave := context.WithCancel(context.Background())
 	left := make(chan struct{})
-	_, err = reports.GetOrLoad(ctx, "2030-01", func(ctx context.Context, month string) (string, error) {
+	_, err := reports.GetOrLoad(ctx, "2030-01", func(ctx context.Context, month string) (string, error) {
 		leave()
 		<-left
 		return "all is well", ctx.Err()
@@ -186,11 +188,7 @@ func ExampleCache_Close() {
 	close(left)
 	reports.Close()
 
-	next, err := singlefill.New[string](rdb, "reports", time.Hour, nil) // the next process
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	next := newCache[string](rdb, "reports", time.Hour, nil) // the next process
 	defer next.Close()
 	fmt.Println(next.Get(context.Background(), "2030-01"))
 	// Output:
@@ -223,17 +221,9 @@ func ExampleRemoteError() {
 	rdb, stop := embeddedRedis()
 	defer stop()
 	opts := &singlefill.Options[int]{StaleIfError: time.Hour, RetryAfter: time.Minute}
-	here, err := singlefill.New(rdb, "prices", time.Minute, opts)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	here := newCache(rdb, "prices", time.Minute, opts)
+	elsewhere := newCache(rdb, "prices", time.Minute, opts) // stands for another process
 	defer here.Close()
-	elsewhere, err := singlefill.New(rdb, "prices", time.Minute, opts) // stands for another process
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
 	defer elsewhere.Close()
 
 	ctx := context.Background()
@@ -304,11 +294,7 @@ func ExampleOptions_failureTTL() {
 func Example_redisIsDown() {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}) // nothing listens there
 	defer rdb.Close()
-	names, err := singlefill.New(rdb, "names", time.Hour, &singlefill.Options[string]{RedisTimeout: 20 * time.Millisecond})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	names := newCache(rdb, "names", time.Hour, &singlefill.Options[string]{RedisTimeout: 20 * time.Millisecond})
 	defer names.Close()
 
 	ctx := context.Background()
@@ -710,20 +696,12 @@ func ExampleOptionsFor() {
 
 	type User struct{ Name string }
 	shared := &singlefill.Options[any]{RedisTimeout: 200 * time.Millisecond, StaleIfError: time.Hour}
-	users, err := singlefill.New(rdb, "users", time.Minute, singlefill.OptionsFor[User](shared))
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	users := newCache(rdb, "users", time.Minute, singlefill.OptionsFor[User](shared))
 	defer users.Close()
 
 	forPages := singlefill.OptionsFor[[]byte](shared)
 	forPages.Codec = singlefill.Raw
-	pages, err := singlefill.New(rdb, "pages", time.Hour, forPages)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	pages := newCache(rdb, "pages", time.Hour, forPages)
 	defer pages.Close()
 	fmt.Println(errors.Join(users.Check(context.Background()), pages.Check(context.Background())))
 	// Output: <nil>
@@ -907,11 +885,7 @@ func ExampleCodec_forKey() {
 		if err != nil {
 			panic(err)
 		}
-		salaries, err := singlefill.New(rdb, "salaries", time.Hour, &singlefill.Options[string]{Codec: codec})
-		if err != nil {
-			panic(err)
-		}
-		return salaries
+		return newCache(rdb, "salaries", time.Hour, &singlefill.Options[string]{Codec: codec})
 	}
 	ctx := context.Background()
 	before := open(1)
@@ -1009,10 +983,7 @@ func ExampleLoader_semaphore() {
 	if err != nil {
 		panic(err)
 	}
-	reports, err := singlefill.New[string](rdb, "reports", time.Hour, nil)
-	if err != nil {
-		panic(err)
-	}
+	reports := newCache[string](rdb, "reports", time.Hour, nil)
 	defer reports.Close()
 
 	report, err := reports.GetOrLoad(context.Background(), "2030-01", func(ctx context.Context, month string) (string, error) {

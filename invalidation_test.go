@@ -156,31 +156,29 @@ func TestDelete_VoidLoadsAreCancelled(t *testing.T) {
 		"the Loader heeds its context":   {true, 3},
 		"the Loader ignores its context": {false, 32}, // it has its slot until it returns
 	} {
-		t.Run(name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 32})
-				src := &cachetest.TimedSource{Takes: 500 * time.Millisecond, Heeds: test.heeds, Value: "v"}
-				var callers sync.WaitGroup
-				for range 200 {
-					callers.Go(func() {
-						ctx, cancel := context.WithTimeout(t.Context(), 8*time.Millisecond)
-						defer cancel()
-						_, _ = c.GetOrLoad(ctx, "k", src.Load)
-					})
-					time.Sleep(5 * time.Millisecond)
-					redistest.Must(t, c.Delete(t.Context(), "k"))
-				}
-				callers.Wait()
-				if n := src.Most.Load(); n > test.most || !test.heeds && n != test.most {
-					t.Errorf("%d loads at a time, want %d at most", n, test.most)
-				}
-				begun := time.Now()
-				cachetest.GoGet(t.Context(), c, "other", cachetest.Gives("v")).Want(t, "v")
-				if test.heeds {
-					cachetest.WantElapsed(t, "another key is loaded", begun, 0)
-				}
-				cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
-			})
+		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 32})
+			src := &cachetest.TimedSource{Takes: 500 * time.Millisecond, Heeds: test.heeds, Value: "v"}
+			var callers sync.WaitGroup
+			for range 200 {
+				callers.Go(func() {
+					ctx, cancel := context.WithTimeout(t.Context(), 8*time.Millisecond)
+					defer cancel()
+					_, _ = c.GetOrLoad(ctx, "k", src.Load)
+				})
+				time.Sleep(5 * time.Millisecond)
+				redistest.Must(t, c.Delete(t.Context(), "k"))
+			}
+			callers.Wait()
+			if n := src.Most.Load(); n > test.most || !test.heeds && n != test.most {
+				t.Errorf("%d loads at a time, want %d at most", n, test.most)
+			}
+			begun := time.Now()
+			cachetest.GoGet(t.Context(), c, "other", cachetest.Gives("v")).Want(t, "v")
+			if test.heeds {
+				cachetest.WantElapsed(t, "another key is loaded", begun, 0)
+			}
+			cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
 		})
 	}
 }

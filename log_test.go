@@ -83,24 +83,22 @@ func TestLogTrace_Lines(t *testing.T) {
 			time.Sleep(2 * time.Second)
 		}, "level=WARN msg=\"a hit was stale: the source had another value for more than a second\" cache=ns age=0s near=false\n", ""},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				var b bytes.Buffer
-				c, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[any]{Audit: 1})
-				redistest.Must(t, err)
-				c.AddTrace(singlefill.LogTrace(logTo(&b), test.opts))
-				m.SetError(test.reply)
-				test.run(t, c, rdb)
-				m.SetError("")
-				redistest.Must(t, c.Close())
-				got := b.String()
-				if i := strings.Index(got, "store_err="); i >= 0 {
-					got = got[:i+len("store_err=")]
-				}
-				if got != test.want {
-					t.Errorf("wrote\n%s, want\n%s", got, test.want)
-				}
-			})
+		cachetest.RunInBubble(t, test.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			var b bytes.Buffer
+			c, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[any]{Audit: 1})
+			redistest.Must(t, err)
+			c.AddTrace(singlefill.LogTrace(logTo(&b), test.opts))
+			m.SetError(test.reply)
+			test.run(t, c, rdb)
+			m.SetError("")
+			redistest.Must(t, c.Close())
+			got := b.String()
+			if i := strings.Index(got, "store_err="); i >= 0 {
+				got = got[:i+len("store_err=")]
+			}
+			if got != test.want {
+				t.Errorf("wrote\n%s, want\n%s", got, test.want)
+			}
 		})
 	}
 }

@@ -410,31 +410,29 @@ func TestManyError(t *testing.T) {
 // Single calls and calls for many keys meet in the same fills, here and in other processes.
 func TestGetOrLoadMany_MeetsSingleCalls(t *testing.T) {
 	for _, processes := range []int{1, 2} {
-		t.Run(fmt.Sprintf("%d processes", processes), func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				caches := cachetest.NewCaches(t, m, "ns", processes, &cachetest.Raw)
-				one, many := caches[0], caches[processes-1]
-				single := cachetest.NewSource[string](t)
-				s := &manySource{takes: 2 * time.Second}
+		cachetest.RunInBubble(t, fmt.Sprintf("%d processes", processes), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+			caches := cachetest.NewCaches(t, m, "ns", processes, &cachetest.Raw)
+			one, many := caches[0], caches[processes-1]
+			single := cachetest.NewSource[string](t)
+			s := &manySource{takes: 2 * time.Second}
 
-				first := cachetest.GoGet(t.Context(), one, "a", single.Load)
-				a := single.Next(t)
-				call := goGetMany(t.Context(), many, []string{"a", "b"}, s.load)
-				time.Sleep(time.Second)
-				second := cachetest.GoGet(t.Context(), one, "b", cachetest.MustNotLoad[string](t))
-				time.Sleep(2 * time.Second)
-				select {
-				case <-call.done:
-					t.Error("the call does not wait for the single one")
-				default:
-				}
-				a.Give(valueOf("a"))
-				call.want(t, "the call", "a", "b")
-				first.Want(t, valueOf("a"))
-				second.Want(t, valueOf("b"))
-				s.wantCalls(t, "the call", []string{"b"})
-				single.Want(t, 1)
-			})
+			first := cachetest.GoGet(t.Context(), one, "a", single.Load)
+			a := single.Next(t)
+			call := goGetMany(t.Context(), many, []string{"a", "b"}, s.load)
+			time.Sleep(time.Second)
+			second := cachetest.GoGet(t.Context(), one, "b", cachetest.MustNotLoad[string](t))
+			time.Sleep(2 * time.Second)
+			select {
+			case <-call.done:
+				t.Error("the call does not wait for the single one")
+			default:
+			}
+			a.Give(valueOf("a"))
+			call.want(t, "the call", "a", "b")
+			first.Want(t, valueOf("a"))
+			second.Want(t, valueOf("b"))
+			s.wantCalls(t, "the call", []string{"b"})
+			single.Want(t, 1)
 		})
 	}
 }
@@ -442,19 +440,17 @@ func TestGetOrLoadMany_MeetsSingleCalls(t *testing.T) {
 // A loader gets MaxBatch keys at most. Its calls run at the same time, if MaxLoads allows.
 func TestGetOrLoadMany_MaxBatch(t *testing.T) {
 	for _, row := range []struct{ maxLoads, most int }{{-1, 3}, {2, 2}, {1, 1}} {
-		t.Run(fmt.Sprintf("MaxLoads %d", row.maxLoads), func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-				c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxBatch: 4,
-					MaxLoads: row.maxLoads})
-				s := &manySource{takes: time.Second}
-				keys := manyKeys(10)
-				got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
-				wantMany(t, "the call", got, err, keys...)
-				s.wantCalls(t, "the call", keys[:4], keys[4:8], keys[8:])
-				if s.most != row.most {
-					t.Errorf("%d calls of the loader at once, want %d", s.most, row.most)
-				}
-			})
+		cachetest.RunInBubble(t, fmt.Sprintf("MaxLoads %d", row.maxLoads), func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+			c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxBatch: 4,
+				MaxLoads: row.maxLoads})
+			s := &manySource{takes: time.Second}
+			keys := manyKeys(10)
+			got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
+			wantMany(t, "the call", got, err, keys...)
+			s.wantCalls(t, "the call", keys[:4], keys[4:8], keys[8:])
+			if s.most != row.most {
+				t.Errorf("%d calls of the loader at once, want %d", s.most, row.most)
+			}
 		})
 	}
 }
@@ -489,29 +485,27 @@ func TestGetOrLoadMany_Invalidation(t *testing.T) {
 		"Clear":  func(ctx context.Context, c cache) error { return c.Clear(ctx) },
 	} {
 		for _, processes := range []int{1, 2} {
-			t.Run(fmt.Sprintf("%s, %d processes", what, processes), func(t *testing.T) {
-				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-					caches := cachetest.NewCaches(t, m, "ns", processes, &cachetest.Raw)
-					loads, invalidates := caches[0], caches[processes-1]
-					s := &manySource{takes: time.Second}
-					early := goGetMany(t.Context(), loads, []string{"a", "b"}, s.load)
-					time.Sleep(time.Second / 2)
-					redistest.Must(t, invalidate(t.Context(), invalidates))
-					late := goGetMany(t.Context(), loads, []string{"a", "b"}, (&manySource{}).load)
-					early.want(t, "the early call", "a", "b")
-					<-late.done
-					redistest.Must(t, late.err)
-					fenced := int64(1)
-					if what == "Clear" {
-						fenced = 2
-					}
-					if n := loads.Stats().Fenced; n != fenced {
-						t.Errorf("%d values refused, want %d", n, fenced)
-					}
-					if v, _ := invalidates.Get(t.Context(), "b"); v != valueOf("b") {
-						t.Errorf("b is %q, want the value loaded", v)
-					}
-				})
+			cachetest.RunInBubble(t, fmt.Sprintf("%s, %d processes", what, processes), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				caches := cachetest.NewCaches(t, m, "ns", processes, &cachetest.Raw)
+				loads, invalidates := caches[0], caches[processes-1]
+				s := &manySource{takes: time.Second}
+				early := goGetMany(t.Context(), loads, []string{"a", "b"}, s.load)
+				time.Sleep(time.Second / 2)
+				redistest.Must(t, invalidate(t.Context(), invalidates))
+				late := goGetMany(t.Context(), loads, []string{"a", "b"}, (&manySource{}).load)
+				early.want(t, "the early call", "a", "b")
+				<-late.done
+				redistest.Must(t, late.err)
+				fenced := int64(1)
+				if what == "Clear" {
+					fenced = 2
+				}
+				if n := loads.Stats().Fenced; n != fenced {
+					t.Errorf("%d values refused, want %d", n, fenced)
+				}
+				if v, _ := invalidates.Get(t.Context(), "b"); v != valueOf("b") {
+					t.Errorf("b is %q, want the value loaded", v)
+				}
 			})
 		}
 	}
@@ -520,32 +514,30 @@ func TestGetOrLoadMany_Invalidation(t *testing.T) {
 // Values that are stale are returned at once, and refreshed by one call of the loader behind.
 func TestGetOrLoadMany_Refresh(t *testing.T) {
 	for _, memory := range []*singlefill.Near{nil, {}} {
-		t.Run(fmt.Sprintf("near %v", memory != nil), func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-				opts := cachetest.StaleOptions(time.Minute, 0)
-				opts.Near = memory
-				c := cachetest.NewCache(t, rdb, opts)
-				s := new(manySource)
-				keys := manyKeys(50)
-				for range 2 { // the second one reads from memory
-					if _, err := c.GetOrLoadMany(t.Context(), keys, s.load); err != nil {
-						t.Fatal(err)
-					}
-					synctest.Wait()
+		cachetest.RunInBubble(t, fmt.Sprintf("near %v", memory != nil), func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+			opts := cachetest.StaleOptions(time.Minute, 0)
+			opts.Near = memory
+			c := cachetest.NewCache(t, rdb, opts)
+			s := new(manySource)
+			keys := manyKeys(50)
+			for range 2 { // the second one reads from memory
+				if _, err := c.GetOrLoadMany(t.Context(), keys, s.load); err != nil {
+					t.Fatal(err)
 				}
-				s.wantCalls(t, "fresh", keys)
-				time.Sleep(cachetest.StaleLife + time.Second)
-				s.takes = time.Second
-				begun := time.Now()
-				got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
-				cachetest.WantElapsed(t, "the call", begun, 0)
-				wantMany(t, "the call", got, err, keys...)
-				time.Sleep(5 * time.Second)
-				s.wantCalls(t, "stale", keys)
-				if n := c.Stats().Refreshes; n != 50 {
-					t.Errorf("%d keys refreshed, want 50", n)
-				}
-			})
+				synctest.Wait()
+			}
+			s.wantCalls(t, "fresh", keys)
+			time.Sleep(cachetest.StaleLife + time.Second)
+			s.takes = time.Second
+			begun := time.Now()
+			got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
+			cachetest.WantElapsed(t, "the call", begun, 0)
+			wantMany(t, "the call", got, err, keys...)
+			time.Sleep(5 * time.Second)
+			s.wantCalls(t, "stale", keys)
+			if n := c.Stats().Refreshes; n != 50 {
+				t.Errorf("%d keys refreshed, want 50", n)
+			}
 		})
 	}
 }
@@ -725,35 +717,33 @@ func TestGetOrLoadMany_SlowNeighbour(t *testing.T) {
 		"StaleAfter is over":   {time.Second, time.Hour, nil},
 		"then the caller goes": {time.Second, 10 * time.Second, nil},
 	} {
-		t.Run(name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-				o := cachetest.StaleOptions(0, 5*time.Second)
-				o.StaleAfter, o.LoadTimeout = at.stale, time.Hour
-				c := cachetest.NewCache(t, rdb, o)
-				redistest.Must(t, c.Set(t.Context(), "old", valueOf("old")))
-				time.Sleep(cachetest.StaleLife + time.Second)
-				slow := cachetest.GoGet(t.Context(), c, "slow", func(context.Context, string) (string, error) {
-					time.Sleep(20 * time.Second)
-					return valueOf("slow"), nil
-				})
-				synctest.Wait()
-				ctx, cancel := context.WithCancel(t.Context())
-				time.AfterFunc(at.leave, cancel)
-				s := &manySource{takes: time.Second, err: at.fails}
-				if at.fails == nil {
-					s.takes = 20 * time.Second
-				}
-				got, err := c.GetOrLoadMany(ctx, []string{"old", "slow"}, s.load)
-				if at.leave == time.Hour {
-					redistest.Must(t, err)
-					wantFound(t, "the call", got, "old", "slow")
-				} else {
-					wantFound(t, "the call", got, "old")
-					wantManyErrors(t, "the call", err, context.Canceled, "slow")
-				}
-				slow.Want(t, valueOf("slow"))
-				time.Sleep(time.Minute)
+		cachetest.RunInBubble(t, name, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+			o := cachetest.StaleOptions(0, 5*time.Second)
+			o.StaleAfter, o.LoadTimeout = at.stale, time.Hour
+			c := cachetest.NewCache(t, rdb, o)
+			redistest.Must(t, c.Set(t.Context(), "old", valueOf("old")))
+			time.Sleep(cachetest.StaleLife + time.Second)
+			slow := cachetest.GoGet(t.Context(), c, "slow", func(context.Context, string) (string, error) {
+				time.Sleep(20 * time.Second)
+				return valueOf("slow"), nil
 			})
+			synctest.Wait()
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(at.leave, cancel)
+			s := &manySource{takes: time.Second, err: at.fails}
+			if at.fails == nil {
+				s.takes = 20 * time.Second
+			}
+			got, err := c.GetOrLoadMany(ctx, []string{"old", "slow"}, s.load)
+			if at.leave == time.Hour {
+				redistest.Must(t, err)
+				wantFound(t, "the call", got, "old", "slow")
+			} else {
+				wantFound(t, "the call", got, "old")
+				wantManyErrors(t, "the call", err, context.Canceled, "slow")
+			}
+			slow.Want(t, valueOf("slow"))
+			time.Sleep(time.Minute)
 		})
 	}
 }

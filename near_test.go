@@ -166,31 +166,6 @@ func TestNear_NotFoundAndStale(t *testing.T) {
 	})
 }
 
-// A refresh that finds nothing to keep drops the old value from memory, too.
-func TestNear_RefreshDrops(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		opts := near(singlefill.Near{MaxLag: time.Hour})
-		opts.StaleWhileRevalidate, opts.NotFoundTTL, opts.EarlyRefresh = 2*time.Hour, -1, -1
-		c := cachetest.NewCache(t, rdb, opts)
-		cachetest.Ask(t.Context(), c, "warm", cachetest.Gives("v"))
-		synctest.Wait()
-		cachetest.Ask(t.Context(), c, "k", cachetest.Gives("old"))
-		for range 7 { // the process stays awake
-			time.Sleep(10 * time.Minute)
-			cachetest.Ask(t.Context(), c, "warm", cachetest.Gives("v"))
-		}
-		hits := c.Stats().NearHits
-		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Fails[string](singlefill.ErrNotFound))
-		if v != "old" || err != nil || c.Stats().NearHits != hits+1 {
-			t.Errorf("%q, %v; want the stale value from memory", v, err)
-		}
-		synctest.Wait()
-		if v, err = c.GetOrLoad(t.Context(), "k", cachetest.Gives("new")); v != "new" || err != nil {
-			t.Errorf("after the refresh: %q, %v; want the new value", v, err)
-		}
-	})
-}
-
 // An early refresh is drawn once for an entry, not once for each hit in memory.
 func TestNear_EarlyRefresh(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -328,56 +303,54 @@ func TestNearRules_InTransit(t *testing.T) {
 		"locked":    {func(t *testing.T) func([]string) bool { return cachetest.Script(t, "get_or_lock") }, true, true, false},
 		"stored":    {func(t *testing.T) func([]string) bool { return cachetest.Script(t, "store") }, false, false, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				redistest.Mute(m)
-				ns, ctx := redistest.Namespace(t), t.Context()
-				here := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{MaxLag: time.Hour}))
-				there := cachetest.NewCaches(t, m, ns, 1, near(singlefill.Near{}))[0]
-				awaitNear(t, here, "other", cachetest.Gives("v"))
-				store := func() error { return there.Set(ctx, "k", "old") }
-				if test.found && !test.late {
-					redistest.Must(t, store())
-				}
-				matches := test.command(t)
-				var done atomic.Bool
-				answered := func(cmds ...redis.Cmder) {
-					for _, cmd := range cmds {
-						var err error
-						switch {
-						case test.late && cmd.Name() == "get" && !done.Load():
-							err = store()
-						case matches(cachetest.Args(cmd)) && done.CompareAndSwap(false, true):
-							if test.refresh {
-								err = here.Refresh(ctx, "k", cachetest.Gives("new"))
-							} else {
-								err = here.Delete(ctx, "k")
-							}
-						}
-						if err != nil {
-							t.Error(err)
+		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			redistest.Mute(m)
+			ns, ctx := redistest.Namespace(t), t.Context()
+			here := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{MaxLag: time.Hour}))
+			there := cachetest.NewCaches(t, m, ns, 1, near(singlefill.Near{}))[0]
+			awaitNear(t, here, "other", cachetest.Gives("v"))
+			store := func() error { return there.Set(ctx, "k", "old") }
+			if test.found && !test.late {
+				redistest.Must(t, store())
+			}
+			matches := test.command(t)
+			var done atomic.Bool
+			answered := func(cmds ...redis.Cmder) {
+				for _, cmd := range cmds {
+					var err error
+					switch {
+					case test.late && cmd.Name() == "get" && !done.Load():
+						err = store()
+					case matches(cachetest.Args(cmd)) && done.CompareAndSwap(false, true):
+						if test.refresh {
+							err = here.Refresh(ctx, "k", cachetest.Gives("new"))
+						} else {
+							err = here.Delete(ctx, "k")
 						}
 					}
+					if err != nil {
+						t.Error(err)
+					}
 				}
-				rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-					err := next(ctx, cmd)
-					answered(cmd)
-					return err
-				}))
-				rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
-					err := next(ctx, cmds)
-					answered(cmds...)
-					return err
-				}))
-				if _, err := here.GetOrLoad(ctx, "k", cachetest.Gives("old")); err != nil {
-					t.Error(err)
-				}
-				if !done.Load() {
-					t.Error("nothing was deleted")
-				}
-				v, err := here.GetOrLoad(ctx, "k", cachetest.Gives("new"))
-				cachetest.WantValue(t, v, err, "new")
-			})
+			}
+			rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+				err := next(ctx, cmd)
+				answered(cmd)
+				return err
+			}))
+			rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
+				err := next(ctx, cmds)
+				answered(cmds...)
+				return err
+			}))
+			if _, err := here.GetOrLoad(ctx, "k", cachetest.Gives("old")); err != nil {
+				t.Error(err)
+			}
+			if !done.Load() {
+				t.Error("nothing was deleted")
+			}
+			v, err := here.GetOrLoad(ctx, "k", cachetest.Gives("new"))
+			cachetest.WantValue(t, v, err, "new")
 		})
 	}
 }
@@ -464,55 +437,53 @@ func TestNearRules_OtherProcess(t *testing.T) {
 		"Expire":            {nil, func(ctx context.Context, c cache) error { return c.Expire(ctx, "k") }},
 	} {
 		for _, refused := range []bool{false, true} {
-			t.Run(name+map[bool]string{false: "", true: ", record refused"}[refused], func(t *testing.T) {
-				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-					var refuses atomic.Bool
-					m.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
-						if cmd == "XADD" && refuses.Load() {
-							c.WriteError("OOM command not allowed when used memory > 'maxmemory'.")
-							return true
-						}
-						return redistest.Muted(c, cmd, args...)
-					})
-					ns, ctx := redistest.Namespace(t), t.Context()
-					opts := near(singlefill.Near{MaxLag: maxLag})
-					here := cachetest.NewCaches(t, m, ns, 1, opts)[0]
-					var there cache
-					if test.wrap != nil {
-						there = cachetest.NewCacheIn(t, test.wrap(rdb), ns, opts)
-						rdb.AddHook(byServers(long))
-					} else {
-						there = cachetest.NewCacheIn(t, rdb, ns, opts)
-						rdb.AddHook(slowInvalidations(long))
+			cachetest.RunInBubble(t, name+map[bool]string{false: "", true: ", record refused"}[refused], func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				var refuses atomic.Bool
+				m.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
+					if cmd == "XADD" && refuses.Load() {
+						c.WriteError("OOM command not allowed when used memory > 'maxmemory'.")
+						return true
 					}
-					var source atomic.Pointer[string]
-					old, fresh := "old", "new"
-					source.Store(&old)
-					load := func(context.Context, string) (string, error) { return *source.Load(), nil }
-					awaitNear(t, here, "k", load)
-					refuses.Store(refused)
-					returned := make(chan error)
-					go func() { returned <- test.change(ctx, there) }()
-					for busy := true; busy; {
-						select {
-						case err := <-returned:
-							redistest.Must(t, err)
-							busy = false
-						case <-time.After(50 * time.Millisecond):
-							_, err := here.GetOrLoad(ctx, "k", load)
-							redistest.Must(t, err)
-						}
-					}
-					source.Store(&fresh)
-					for begun := time.Now(); time.Since(begun) < maxLag; time.Sleep(50 * time.Millisecond) {
-						_, err := here.Get(ctx, "other") // so that it goes on reading the log
-						if err != singlefill.ErrMiss {
-							t.Error(err)
-						}
-					}
-					v, err := here.GetOrLoad(ctx, "k", load)
-					cachetest.WantValue(t, v, err, "new")
+					return redistest.Muted(c, cmd, args...)
 				})
+				ns, ctx := redistest.Namespace(t), t.Context()
+				opts := near(singlefill.Near{MaxLag: maxLag})
+				here := cachetest.NewCaches(t, m, ns, 1, opts)[0]
+				var there cache
+				if test.wrap != nil {
+					there = cachetest.NewCacheIn(t, test.wrap(rdb), ns, opts)
+					rdb.AddHook(byServers(long))
+				} else {
+					there = cachetest.NewCacheIn(t, rdb, ns, opts)
+					rdb.AddHook(slowInvalidations(long))
+				}
+				var source atomic.Pointer[string]
+				old, fresh := "old", "new"
+				source.Store(&old)
+				load := func(context.Context, string) (string, error) { return *source.Load(), nil }
+				awaitNear(t, here, "k", load)
+				refuses.Store(refused)
+				returned := make(chan error)
+				go func() { returned <- test.change(ctx, there) }()
+				for busy := true; busy; {
+					select {
+					case err := <-returned:
+						redistest.Must(t, err)
+						busy = false
+					case <-time.After(50 * time.Millisecond):
+						_, err := here.GetOrLoad(ctx, "k", load)
+						redistest.Must(t, err)
+					}
+				}
+				source.Store(&fresh)
+				for begun := time.Now(); time.Since(begun) < maxLag; time.Sleep(50 * time.Millisecond) {
+					_, err := here.Get(ctx, "other") // so that it goes on reading the log
+					if err != singlefill.ErrMiss {
+						t.Error(err)
+					}
+				}
+				v, err := here.GetOrLoad(ctx, "k", load)
+				cachetest.WantValue(t, v, err, "new")
 			})
 		}
 	}

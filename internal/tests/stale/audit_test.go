@@ -100,35 +100,33 @@ func TestAudit(t *testing.T) {
 			codec singlefill.Codec
 		}{{false, singlefill.MsgPack}, {true, singlefill.MsgPack}, {true, cachetest.KeyedCodec{Codec: singlefill.MsgPack}}} {
 			near := mode.near
-			t.Run(fmt.Sprintf("%s/near=%t/%T", name, near, mode.codec), func(t *testing.T) {
-				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-					opts := singlefill.Options[string]{Codec: mode.codec}
-					if near {
-						opts.Near = new(singlefill.Near)
-					}
-					c := newAuditor(t, rdb, opts)
-					redistest.Must(t, c.Set(t.Context(), key, "v"))
-					if near {
-						cachetest.WantGet(t, c.Cache, key, "v", nil)
-						cachetest.WantGet(t, c.Cache, key, "v", nil) // proves memory
-					}
-					time.Sleep(time.Minute)
-					if near {
-						cachetest.WantGet(t, c.Cache, key, "v", nil)
-						synctest.Wait()
-					}
-					wasNear := c.Stats().NearHits
-					c.hit(t, key, cachetest.Gives(test.source))
-					info := singlefill.AuditInfo{Key: key, Stale: test.stale, Age: time.Minute, Near: near}
-					if got := c.Stats().NearHits - wasNear; near != (got == 1) {
-						t.Fatalf("%d hits in memory", got)
-					}
-					time.Sleep(time.Second / 2)
-					if test.during != nil {
-						test.during(t, c.Cache)
-					}
-					c.want(t, info)
-				})
+			cachetest.RunInBubble(t, fmt.Sprintf("%s/near=%t/%T", name, near, mode.codec), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				opts := singlefill.Options[string]{Codec: mode.codec}
+				if near {
+					opts.Near = new(singlefill.Near)
+				}
+				c := newAuditor(t, rdb, opts)
+				redistest.Must(t, c.Set(t.Context(), key, "v"))
+				if near {
+					cachetest.WantGet(t, c.Cache, key, "v", nil)
+					cachetest.WantGet(t, c.Cache, key, "v", nil) // proves memory
+				}
+				time.Sleep(time.Minute)
+				if near {
+					cachetest.WantGet(t, c.Cache, key, "v", nil)
+					synctest.Wait()
+				}
+				wasNear := c.Stats().NearHits
+				c.hit(t, key, cachetest.Gives(test.source))
+				info := singlefill.AuditInfo{Key: key, Stale: test.stale, Age: time.Minute, Near: near}
+				if got := c.Stats().NearHits - wasNear; near != (got == 1) {
+					t.Fatalf("%d hits in memory", got)
+				}
+				time.Sleep(time.Second / 2)
+				if test.during != nil {
+					test.during(t, c.Cache)
+				}
+				c.want(t, info)
 			})
 		}
 	}
@@ -170,17 +168,15 @@ func TestAudit_Compares(t *testing.T) {
 		"still does not exist":      {servedErr: singlefill.ErrNotFound, sourceErr: singlefill.ErrNotFound},
 	} {
 		for _, codec := range []singlefill.Codec{singlefill.MsgPack, cachetest.KeyedCodec{Codec: singlefill.MsgPack}} {
-			t.Run(fmt.Sprintf("%s/%T", name, codec), func(t *testing.T) {
-				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-					opts := singlefill.Options[T]{Codec: codec}
-					writer := cachetest.NewCacheIn(t, rdb, "ns", &opts)
-					if _, err := writer.GetOrLoad(t.Context(), "k", cachetest.Takes(0, test.served, test.servedErr)); err != test.servedErr {
-						t.Fatal(err)
-					}
-					c := newAuditor(t, rdb, opts)
-					c.hit(t, "k", cachetest.Takes(0, test.source, test.sourceErr))
-					c.want(t, singlefill.AuditInfo{Key: "k", Stale: test.stale})
-				})
+			cachetest.RunInBubble(t, fmt.Sprintf("%s/%T", name, codec), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				opts := singlefill.Options[T]{Codec: codec}
+				writer := cachetest.NewCacheIn(t, rdb, "ns", &opts)
+				if _, err := writer.GetOrLoad(t.Context(), "k", cachetest.Takes(0, test.served, test.servedErr)); err != test.servedErr {
+					t.Fatal(err)
+				}
+				c := newAuditor(t, rdb, opts)
+				c.hit(t, "k", cachetest.Takes(0, test.source, test.sourceErr))
+				c.want(t, singlefill.AuditInfo{Key: "k", Stale: test.stale})
 			})
 		}
 	}
@@ -203,41 +199,37 @@ func TestAudit_FindsNothing(t *testing.T) {
 			return "new", nil
 		}, context.DeadlineExceeded},
 	} {
-		t.Run(name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				c := newAuditor(t, rdb, singlefill.Options[string]{LoadTimeout: 30 * time.Second})
-				redistest.Must(t, c.Set(t.Context(), "k", "v"))
-				c.hit(t, "k", test.load)
-				time.Sleep(30 * time.Second)
-				c.want(t, singlefill.AuditInfo{Key: "k", Err: test.want})
-				time.Sleep(time.Hour)
-			})
+		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			c := newAuditor(t, rdb, singlefill.Options[string]{LoadTimeout: 30 * time.Second})
+			redistest.Must(t, c.Set(t.Context(), "k", "v"))
+			c.hit(t, "k", test.load)
+			time.Sleep(30 * time.Second)
+			c.want(t, singlefill.AuditInfo{Key: "k", Err: test.want})
+			time.Sleep(time.Hour)
 		})
 	}
-	t.Run("Close", func(t *testing.T) {
-		cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			c := newAuditor(t, rdb, singlefill.Options[string]{})
-			redistest.Must(t, c.Set(t.Context(), "differs", "v"))
-			redistest.Must(t, c.Set(t.Context(), "loads", "v"))
-			c.hit(t, "differs", cachetest.Gives("new"))
-			c.hit(t, "loads", func(ctx context.Context, _ string) (string, error) {
-				<-ctx.Done()
-				return "", ctx.Err()
-			})
-			begun := time.Now()
-			c.Close()
-			if d := time.Since(begun); d != 0 {
-				t.Errorf("Close took %v", d)
-			}
-			if len(c.infos) != 2 {
-				t.Errorf("audits: %+v", c.infos)
-			}
-			for _, info := range c.infos {
-				if want := map[string]error{"differs": singlefill.ErrClosed, "loads": context.Canceled}[info.Key]; info.Err != want {
-					t.Errorf("%+v, want the error %v", info, want)
-				}
-			}
+	cachetest.RunInBubble(t, "Close", func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newAuditor(t, rdb, singlefill.Options[string]{})
+		redistest.Must(t, c.Set(t.Context(), "differs", "v"))
+		redistest.Must(t, c.Set(t.Context(), "loads", "v"))
+		c.hit(t, "differs", cachetest.Gives("new"))
+		c.hit(t, "loads", func(ctx context.Context, _ string) (string, error) {
+			<-ctx.Done()
+			return "", ctx.Err()
 		})
+		begun := time.Now()
+		c.Close()
+		if d := time.Since(begun); d != 0 {
+			t.Errorf("Close took %v", d)
+		}
+		if len(c.infos) != 2 {
+			t.Errorf("audits: %+v", c.infos)
+		}
+		for _, info := range c.infos {
+			if want := map[string]error{"differs": singlefill.ErrClosed, "loads": context.Canceled}[info.Key]; info.Err != want {
+				t.Errorf("%+v, want the error %v", info, want)
+			}
+		}
 	})
 }
 

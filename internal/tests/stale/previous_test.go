@@ -134,39 +134,37 @@ func TestPrevious_DeleteWins(t *testing.T) {
 		"during the load, in this process":    {by: "own", want: singlefill.ErrMiss},
 		"during the load, in another process": {by: "other", previous: true, want: singlefill.ErrMiss},
 	} {
-		t.Run(name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleIfError: time.Hour}, "old", time.Minute)
-				by := c
-				if test.by == "other" {
-					by = cachetest.NewCacheIn(t, redistest.NewMiniClient(t, m), "ns", &singlefill.Options[string]{})
+		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleIfError: time.Hour}, "old", time.Minute)
+			by := c
+			if test.by == "other" {
+				by = cachetest.NewCacheIn(t, redistest.NewMiniClient(t, m), "ns", &singlefill.Options[string]{})
+			}
+			deleted := false
+			remove := func() {
+				if !deleted {
+					deleted = true
+					redistest.Must(t, by.Delete(ctx, "k"))
 				}
-				deleted := false
-				remove := func() {
-					if !deleted {
-						deleted = true
-						redistest.Must(t, by.Delete(ctx, "k"))
-					}
-				}
-				rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-					if cmd.Name() == test.deleteAt {
-						remove()
-					}
-					return nil
-				}))
-				_, err := c.GetOrLoad(ctx, "k", func(ctx context.Context, key string) (string, error) {
+			}
+			rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+				if cmd.Name() == test.deleteAt {
 					remove()
-					v, _, ok := singlefill.Previous[string](ctx, key)
-					if ok != test.previous {
-						t.Errorf("Previous = %q, %t, want %t", v, ok, test.previous)
-					}
-					return v + "!", nil
-				})
-				redistest.Must(t, err)
-				if v, err := by.Get(ctx, "k"); err != test.want || strings.Contains(v, "old") {
-					t.Errorf("Get = %q, %v, want %v", v, err, test.want)
 				}
+				return nil
+			}))
+			_, err := c.GetOrLoad(ctx, "k", func(ctx context.Context, key string) (string, error) {
+				remove()
+				v, _, ok := singlefill.Previous[string](ctx, key)
+				if ok != test.previous {
+					t.Errorf("Previous = %q, %t, want %t", v, ok, test.previous)
+				}
+				return v + "!", nil
 			})
+			redistest.Must(t, err)
+			if v, err := by.Get(ctx, "k"); err != test.want || strings.Contains(v, "old") {
+				t.Errorf("Get = %q, %v, want %v", v, err, test.want)
+			}
 		})
 	}
 }

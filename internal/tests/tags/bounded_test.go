@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
@@ -47,45 +47,41 @@ func TestTags_BooksAreBounded(t *testing.T) {
 		},
 	} {
 		for _, scripts := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s/scripts=%v", name, scripts), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					m, rdb := redistest.StartMini(t)
-					if !scripts {
-						o := *rdb.Options()
-						o.Protocol = 2 // miniredis answers HRANDFIELD as go-redis expects it
-						rdb = redis.NewClient(&o)
-						t.Cleanup(func() { _ = rdb.Close() })
-						rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
-							if strings.HasPrefix(cmds[0].Name(), "eval") {
-								return fmt.Errorf("NOPERM")
-							}
-							return nil
-						}))
-					}
-					opts := tagged
-					opts.Tags = func(_, v string) []string { return strings.Fields(v) }
-					opts.TTLFunc = func(string, string) time.Duration { return time.Second }
-					opts.RedisTimeout, opts.LockTTL, opts.LoadTimeout = time.Second, 4*time.Second, 5*time.Second
-					c := cachetest.NewCacheIn(t, rdb, "ns", &opts)
-					redistest.Must(t, c.Clear(t.Context()))
-					const rounds = 30
-					for round := range rounds {
-						redistest.Must(t, use(c, t, round))
-						time.Sleep(11 * time.Second) // values, marks and locks end
-					}
-					fields := 0
-					for _, key := range m.Keys() {
-						if strings.HasSuffix(key, ":book") {
-							names, err := m.HKeys(key)
-							redistest.Must(t, err)
-							fields += len(names)
+			cachetest.RunInBubble(t, fmt.Sprintf("%s/scripts=%v", name, scripts), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				if !scripts {
+					o := *rdb.Options()
+					o.Protocol = 2 // miniredis answers HRANDFIELD as go-redis expects it
+					rdb = redis.NewClient(&o)
+					t.Cleanup(func() { _ = rdb.Close() })
+					rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+						if strings.HasPrefix(cmds[0].Name(), "eval") {
+							return fmt.Errorf("NOPERM")
 						}
+						return nil
+					}))
+				}
+				opts := tagged
+				opts.Tags = func(_, v string) []string { return strings.Fields(v) }
+				opts.TTLFunc = func(string, string) time.Duration { return time.Second }
+				opts.RedisTimeout, opts.LockTTL, opts.LoadTimeout = time.Second, 4*time.Second, 5*time.Second
+				c := cachetest.NewCacheIn(t, rdb, "ns", &opts)
+				redistest.Must(t, c.Clear(t.Context()))
+				const rounds = 30
+				for round := range rounds {
+					redistest.Must(t, use(c, t, round))
+					time.Sleep(11 * time.Second) // values, marks and locks end
+				}
+				fields := 0
+				for _, key := range m.Keys() {
+					if strings.HasSuffix(key, ":book") {
+						names, err := m.HKeys(key)
+						redistest.Must(t, err)
+						fields += len(names)
 					}
-					if fields > 3*some {
-						t.Errorf("%d fields are left of %d rounds", fields, rounds)
-					}
-				})
+				}
+				if fields > 3*some {
+					t.Errorf("%d fields are left of %d rounds", fields, rounds)
+				}
 			})
 		}
 	}

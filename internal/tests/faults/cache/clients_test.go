@@ -235,24 +235,18 @@ func TestPool_InUse(t *testing.T) {
 //fault:pool-in-use
 func TestPool_FrozenServer(t *testing.T) {
 	t.Parallel()
-	ctx, server := t.Context(), redistest.Start(t)
+	server := redistest.Start(t)
 	rdb := server.Client(t, func(o *redis.Options) { o.PoolSize = 10 })
-	var log safeBuffer
-	c, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[string]{
-		RedisTimeout: 200 * time.Millisecond,
-		Trace:        &singlefill.Trace{RedisError: func(_ context.Context, op string, err error) { fmt.Fprintln(&log, op, err) }},
-	})
-	redistest.Must(t, err)
-	defer c.Close()
+	c := cachetest.New(t, rdb, "ns", 200*time.Millisecond)
 	server.Freeze()
 	defer server.Thaw()
 	var callers sync.WaitGroup
 	for i := range 100 {
-		callers.Go(func() { _, _ = c.GetOrLoad(ctx, fmt.Sprint(i), cachetest.Gives("v")) })
+		callers.Go(func() { c.WantValue(fmt.Sprint(i)) })
 	}
 	callers.Wait()
-	if text := log.String(); text == "" || strings.Contains(text, "connection of the pool was free") {
-		t.Errorf("told\n%s, want errors that do not blame other commands", text)
+	if told := fmt.Sprint(c.Log.Errors()); c.Log.ErrorCount() == 0 || strings.Contains(told, "connection of the pool was free") {
+		t.Errorf("told %s, want errors that do not blame other commands", told)
 	}
 }
 

@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
@@ -31,51 +31,6 @@ func newWarm(t *testing.T) (*redistest.Server, *redistest.Proxy) {
 // when an attempt has been abandoned.
 func held(s *redistest.Server, c *cachetest.Cache, key string) string {
 	return s.Admin().Get(context.Background(), c.LockKey(key)).Val()
-}
-
-// A lock command that arrives after its caller has given up, or after the load, takes nothing: also if
-// its repetition was granted the lock.
-//
-//fault:late-command
-func TestLock_ArrivesLate(t *testing.T) {
-	for name, test := range map[string]struct {
-		redisTimeout time.Duration
-		repeated     bool
-	}{"after giving up": {stallTimeout, false}, "after the load of its repetition": {cachetest.Patient, true}} {
-		t.Run(name, func(t *testing.T) {
-			s, p := newWarm(t)
-			rule := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldRequest).Times(1)
-			if !test.repeated {
-				p.On(redistest.Command("ping"), redistest.HoldRequest) // otherwise the cache asks again
-			}
-			c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), test.redisTimeout)
-			var loads sync.WaitGroup
-			loads.Go(func() { c.WantValue("k") })
-			awaitHit(t, rule)
-			if test.repeated {
-				p.Cut() // the cache retries on another connection
-			}
-			loads.Wait()
-			c.WantLoads(1)
-			if info := c.LastLoad(); info.Stored != test.repeated {
-				t.Fatalf("the load has ended with %+v; under the lock of a repetition: %t", info, test.repeated)
-			}
-			isAbandoned := func() bool { return strings.HasPrefix(held(s, c, "k"), "X") }
-			redistest.Await(t, "the attempt is marked as abandoned", isAbandoned)
-			before := s.Calls("evalsha")
-			rule.Release()
-			redistest.Await(t, "the late command is executed", func() bool { return s.Calls("evalsha") > before })
-			if !isAbandoned() {
-				t.Errorf("the lock key holds %q", held(s, c, "k"))
-			}
-			other := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Patient)
-			other.MustLoad("k")
-			other.WantStat("Waits", 0)
-			other.WantHit("k")
-			c.WantLoads(1)
-			redistest.WantTTLs(t, s.Admin())
-		})
-	}
 }
 
 // A fill whose command was late, since its process was held up for longer than RedisTimeout, asks again: Redis is there.
@@ -279,25 +234,22 @@ func TestStore_NeverGetsThrough(t *testing.T) {
 //fault:last-redirection
 func TestCommand_LastRedirection(t *testing.T) {
 	for _, reply := range []string{"TRYAGAIN x", "MOVED 1 127.0.0.1:1", "ASK 1 127.0.0.1:1"} {
-		t.Run(reply, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				m, rdb := redistest.StartMini(t)
-				c := cachetest.New(t, rdb, "ns", cachetest.Impatient)
-				c.MustLoad("before")
-				var scripts atomic.Int64
-				m.Server().SetPreHook(func(p *server.Peer, cmd string, args ...string) bool {
-					if cmd == "EVALSHA" && scripts.Add(1) == 1 {
-						p.WriteError(reply)
-						return true
-					}
-					return false
-				})
-				c.MustLoad("k")
-				c.AwaitLoads()
-				if info := c.LastLoad(); info.Unlocked || !info.Stored {
-					t.Errorf("Trace.LoadDone reported %+v, want a load under the lock", info)
+		cachetest.RunInBubble(t, reply, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			c := cachetest.New(t, rdb, "ns", cachetest.Impatient)
+			c.MustLoad("before")
+			var scripts atomic.Int64
+			m.Server().SetPreHook(func(p *server.Peer, cmd string, args ...string) bool {
+				if cmd == "EVALSHA" && scripts.Add(1) == 1 {
+					p.WriteError(reply)
+					return true
 				}
+				return false
 			})
+			c.MustLoad("k")
+			c.AwaitLoads()
+			if info := c.LastLoad(); info.Unlocked || !info.Stored {
+				t.Errorf("Trace.LoadDone reported %+v, want a load under the lock", info)
+			}
 		})
 	}
 }

@@ -143,31 +143,22 @@ func TestGetOrLoad_KilledConnections(t *testing.T) {
 	a.During = func(string) { time.Sleep(time.Millisecond) }
 	kills, stop := s.KillConnections()
 	var callers sync.WaitGroup
-	var mu sync.Mutex
-	var slowest time.Duration
 	for _, c := range []*cachetest.Cache{a, b} {
 		for g := range 8 {
 			callers.Go(func() {
 				for n := 0; kills.Load() < 100; n++ {
-					begun := time.Now()
 					c.MustLoad(fmt.Sprintf("k%d", n%500))
 					if n%50 == 49 {
 						_ = c.Delete(context.Background(), fmt.Sprintf("k%d", (n+g)%500))
 					}
-					mu.Lock()
-					slowest = max(slowest, time.Since(begun))
-					mu.Unlock()
 				}
 			})
 		}
 	}
 	callers.Wait()
 	stop()
-	t.Logf("%d connections killed; the slowest call took %v; %d of %d loads without the lock", kills.Load(),
-		slowest.Round(time.Millisecond), a.Stats().LoadsUnlocked+b.Stats().LoadsUnlocked, a.Loads.Load())
-	if slices.Contains(a.Log.Breaker(), true) {
-		t.Log("the breaker has opened")
-	}
+	t.Logf("%d connections killed; %d of %d loads without the lock", kills.Load(),
+		a.Stats().LoadsUnlocked+b.Stats().LoadsUnlocked, a.Loads.Load())
 	a.AwaitRecovery()
 	b.AwaitRecovery()
 	before := a.Loads.Load()
