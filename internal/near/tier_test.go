@@ -221,6 +221,34 @@ func TestTier_Sweep(t *testing.T) {
 	})
 }
 
+// A Tier that has never been asked for a value takes next to no memory, and has nothing to forget.
+func TestTier_Empty(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *tier, _ *Log, _ *redis.Client) {
+		x.Forget("a")
+		x.ForgetAll()
+		if x.stripes.Load() != nil {
+			t.Error("it has allocated the generations of keys")
+		}
+		g := x.Generation("a")
+		x.Forget("a")
+		x.Put("a", g, lasting())
+		x.want(t, "invalidated after the first generation was taken", "a", false)
+	})
+}
+
+// Close does not wait for a sweep.
+func TestTier_CloseDuringASweep(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *tier, _ *Log, _ *redis.Client) {
+		x.Put("ended", x.Generation("ended"), new(Copy))
+		closing := make(chan struct{})
+		close(closing)
+		x.free(closing)
+		if x.values.EstimatedSize() != 1 {
+			t.Error("the sweep goes on")
+		}
+	})
+}
+
 // Calls that ask for the first generation at the same time get generations of the same stripes.
 func TestTier_FirstGenerations(t *testing.T) {
 	t.Parallel()
