@@ -39,23 +39,6 @@ func TestDeleteIf_Entry(t *testing.T) {
 	})
 }
 
-// DeleteIf invalidates a running load: nothing that is done under its lock succeeds.
-func TestDeleteIf_RunningLoad(t *testing.T) {
-	t.Parallel()
-	eachBackend(t, func(t *testing.T, f backend) {
-		data := entryUntil(time.Now().Add(time.Hour), 2, "payload")
-		b := f.holding(t, state{text: data}, state{})
-		if r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: data[:35], Take: true, For: Served}); err != nil || r.Status != Locked {
-			t.Fatalf("answered %+v, %v", r, err)
-		}
-		b.deleteIf(data, true)
-		for _, act := range []string{"store", "release", "renew"} {
-			b.does(act, false)
-		}
-		b.wantBoth(state{}, state{})
-	})
-}
-
 // A client that has lost the reply of DeleteIf sends it again, and is answered that there is no such entry: it
 // says that the command may have been sent before.
 func TestDeleteIf_LostReply(t *testing.T) {

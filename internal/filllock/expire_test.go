@@ -109,28 +109,6 @@ func TestExpire_Garbage(t *testing.T) {
 	})
 }
 
-// Expire invalidates a running load: nothing that is done under its lock succeeds.
-func TestExpire_RunningLoad(t *testing.T) {
-	t.Parallel()
-	eachBackend(t, func(t *testing.T, f backend) {
-		data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
-		b := f.holding(t, state{text: data}, state{})
-		if r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: data[:35], Take: true, For: Served}); err != nil || r.Status != Locked {
-			t.Fatalf("answered %+v, %v", r, err)
-		}
-		redistest.Must(t, b.expire())
-		expired, _ := b.get(b.Keys.Value)
-		for _, act := range []string{"store", "release", "renew"} {
-			b.does(act, false)
-		}
-		b.wantBoth(expired, state{})
-		// The reader that knows the old entry gets the expired one.
-		if r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: data[:35], Take: true, For: Served}); err != nil || r.Status != Hit || r.Text != expired.text {
-			t.Errorf("answered %+v, %v", r, err)
-		}
-	})
-}
-
 // expireOnce runs the script.
 func (b *fixture) expireOnce(fresh, random string) (stale int) {
 	b.t.Helper()

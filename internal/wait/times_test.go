@@ -25,17 +25,6 @@ func TestTimes_Bounded(t *testing.T) {
 	}
 }
 
-// However many loads a key has, nothing of its history grows: a count would overflow.
-func TestHistory_ManyLoads(t *testing.T) {
-	var h history
-	for range 1000 {
-		h = h.add(time.Second)
-	}
-	if h.n != len(h.last) {
-		t.Errorf("n is %d after 1000 loads, want %d", h.n, len(h.last))
-	}
-}
-
 // An estimate follows the last loads, and ignores a load that is like no other.
 func TestTimes_Estimate(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -74,44 +74,6 @@ func part(d time.Duration, of int) time.Duration {
 	return min(max(d*5/4/time.Duration(of), shortest), longest)
 }
 
-// A waiter that knows how long a load takes polls rarely, and notices its end at once.
-func TestWait_KnownLoadTime(t *testing.T) {
-	for _, c := range []struct {
-		length time.Duration
-		polls  int
-	}{{10 * time.Millisecond, 8}, {137 * time.Millisecond, 12}, {1370 * time.Millisecond, 22}, {10 * time.Second, 75}} {
-		for way, learn := range map[string]func(w *watch){
-			"waited for one": func(w *watch) { w.waits("k", c.length) },
-			"waited for one of another key": func(w *watch) {
-				for range 3 {
-					w.waits("another", c.length)
-				}
-			},
-			"loaded": func(w *watch) {
-				cachetest.GoGet(w.t.Context(), w.here, "k", cachetest.Takes(c.length, "v", nil)).Want(w.t, "v")
-				w.m.Del(w.ns + ":{k}")
-			},
-			"waited for many": func(w *watch) {
-				for range 5 {
-					w.waits("k", c.length)
-				}
-			},
-		} {
-			t.Run(fmt.Sprint(c.length, ", ", way), func(t *testing.T) {
-				inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-					learn(w)
-					for range 4 {
-						late, polls := w.waits("k", c.length)
-						if late > shortest || polls > c.polls {
-							t.Errorf("waits %v longer, and asks %d times; want at most %v and %d", late, polls, shortest, c.polls)
-						}
-					}
-				})
-			})
-		}
-	}
-}
-
 // A waiter forgets one load that was like no other.
 //
 // It may be the first load of a process, or a load on a busy machine.
@@ -162,22 +124,6 @@ func TestWait_LoadTimeFromTheOldEntry(t *testing.T) {
 			t.Errorf("waits %v longer, and asks %d times; want at most %v and 22", late, w.wait.Polls, shortest)
 		}
 	})
-}
-
-// A waiter that knows nothing notices the end of a load after a quarter of its time at most.
-func TestWait_UnknownLoadTime(t *testing.T) {
-	for _, length := range []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, 500 * time.Millisecond, 5 * time.Second} {
-		t.Run(fmt.Sprint(length), func(t *testing.T) {
-			inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-				for range 5 {
-					w.here = w.another(singlefill.Options[string]{})
-					if late, _ := w.waits("k", length); late > part(length, 5) {
-						t.Errorf("waits %v longer, want %v at most", late, part(length, 5))
-					}
-				}
-			})
-		})
-	}
 }
 
 // A waiter that arrives late polls by the age of the load, not by the time since its arrival.

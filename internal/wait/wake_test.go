@@ -254,30 +254,6 @@ func TestWake_HolderDies(t *testing.T) {
 	})
 }
 
-// A process that closes its cache leaves no connection behind.
-func TestWake_CloseEndsListening(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	ns := redistest.Namespace(t)
-	there, here := cachetest.NewCacheIn[string](t, s.Client(t), ns, nil),
-		cachetest.NewCacheIn[string](t, s.Client(t), ns, nil)
-	src := cachetest.NewSource[string](t)
-	loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
-	load := src.Next(t)
-	waits := cachetest.GoGet(t.Context(), here, "k", cachetest.MustNotLoad[string](t))
-	listeners := func() int {
-		list, err := s.Admin().Do(t.Context(), "client", "list", "type", "pubsub").Text()
-		redistest.Must(t, err)
-		return strings.Count(list, "id=")
-	}
-	redistest.Await(t, "it listens", func() bool { return listeners() == 1 })
-	load.Give("v")
-	waits.Want(t, "v")
-	loads.Want(t, "v")
-	_ = here.Close()
-	redistest.Await(t, "the connection is closed", func() bool { return listeners() == 0 })
-}
-
 // A late wake-up makes its waiter late by as much. The process listens on unless the message comes
 // half a second later than the value.
 //
@@ -307,27 +283,6 @@ func TestWake_Late(t *testing.T) {
 			})
 		})
 	}
-}
-
-// While the server does not answer a subscription, waiters poll. They hear over the next connection.
-//
-//fault:frozen-listener
-func TestWake_Unanswered(t *testing.T) {
-	const length = 2 * time.Second
-	inListening(t, func(t *testing.T, l *listening) {
-		var swallowed atomic.Int64
-		l.m.Server().SetPreHook(func(_ *server.Peer, cmd string, _ ...string) bool {
-			return cmd == "SUBSCRIBE" && swallowed.Add(1) == 1
-		})
-		for i := range 4 {
-			if late, polls := l.waits(fmt.Sprint("unknown", i), length); late > longest {
-				t.Errorf("a value comes %v after the load, with %d polls, want %v at most", late, polls, longest)
-			}
-		}
-		if late, _ := l.waits("later", length); late != 0 || swallowed.Load() < 2 {
-			t.Errorf("later the value comes %v after the load, after %d tries to listen", late, swallowed.Load())
-		}
-	})
 }
 
 // Wake-ups that end no wait, as many as there may be, cause no more polls than waiting without any.
