@@ -212,38 +212,3 @@ func TestNewFairMutex_DeadWaiterAndClockPutBack(t *testing.T) {
 		})
 	}
 }
-
-// The fence grows with every grant, also when Redis has lost it and when the clock was put back.
-func TestFence_Grows(t *testing.T) {
-	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		last := time.Now().UnixMicro() - 1
-		lockers := []*lock.Locker{newLocker(t, kind, rdb, "n", nil), newLocker(t, kind, rdb, "n", nil), newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil)}
-		grant := func(when string) {
-			t.Helper()
-			for range 5 {
-				for _, l := range lockers { // all in one instant
-					lease := mustAcquire(t, l)
-					if lease.Fence() <= last {
-						t.Errorf("%s: %d after %d", when, lease.Fence(), last)
-					}
-					last = lease.Fence()
-					mustRelease(t, lease)
-				}
-			}
-		}
-		grant("at first")
-		time.Sleep(time.Millisecond)
-		m.FlushAll()
-		grant("after FLUSHALL")
-		time.Sleep(time.Millisecond)
-		m.Del("{n}:lock:fence")
-		grant("after its key was lost")
-		time.Sleep(48 * time.Hour)
-		grant("after its key has expired")
-		lease := mustAcquire(t, lockers[0])
-		m.SetTime(time.Now().Add(-time.Hour)) // the server's clock is put back
-		last = lease.Fence()
-		mustRelease(t, lease)
-		grant("after the clock was put back")
-	})
-}

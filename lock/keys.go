@@ -14,7 +14,7 @@ import (
 // holder, it has the last fence. So a name that is used once costs some 200 bytes for a day, also
 // if nothing looks at its fences. A shorter life would give smaller fences: without the key the
 // next one is the clock, and the key is all that tells a clock that was put back to before the last
-// grant. See TestScripts_RepeatedAndLate and TestFence_Grows.
+// grant. See TestScripts_RepeatedAndLate and TestScripts_RandomSteps.
 //
 // The holder's name is the end of its token, and the token stands behind the fence until it is given
 // back. So the scripts compare one text, a busy answer has the name without another command, and a
