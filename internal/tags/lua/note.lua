@@ -23,6 +23,10 @@ local book, since = KEYS[1], ARGV[1]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 
+local function live(key, ms)
+  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, string.format('%.0f', ms)) end
+end
+
 local tags, at = {}, 4
 for i = 2, #KEYS do
   tags[i] = {name = ARGV[at], keys = tonumber(ARGV[at + 1]), first = at + 2}
@@ -32,6 +36,7 @@ for i = 2, #KEYS do
   if ends > now and redis.call('EXISTS', KEYS[i]) == 0 then redis.call('UNLINK', book) end
 end
 
+live(book, tonumber(ARGV[3])) -- before anything is written: without the right to, no key may stay for ever
 local state = redis.call('HMGET', book, 'e', 'n', 'f')
 local epoch, floor = state[1], tonumber(state[3] or 0)
 if since ~= '' then
@@ -47,10 +52,6 @@ elseif not epoch then
   redis.call('HSET', book, 'e', epoch, 'n', 0)
 end
 
-local function live(key, ms)
-  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, string.format('%.0f', ms)) end
-end
-
 local grace = 60000 -- so that an index does not end before the note in the book
 local longest = tonumber(ARGV[3])
 for i = 2, #KEYS do
@@ -60,10 +61,10 @@ for i = 2, #KEYS do
     life = math.max(life, ms)
     members[2 * m + 1], members[2 * m + 2] = string.format('%.0f', now + ms), ARGV[tag.first + 2 * m + 1]
   end
-  -- GT: if two commands store a value at this time, the value with the longer life may be the last.
-  redis.call('ZADD', KEYS[i], 'GT', unpack(members))
   local ended = redis.call('ZRANGEBYSCORE', KEYS[i], '-inf', now, 'LIMIT', 0, 2 * tag.keys)
   if #ended > 0 then redis.call('ZREM', KEYS[i], unpack(ended)) end
+  -- GT: if two commands store a value at this time, the value with the longer life may be the last.
+  redis.call('ZADD', KEYS[i], 'GT', unpack(members))
   live(KEYS[i], life + grace)
   local ends = tonumber(redis.call('HGET', book, 't' .. tag.name) or 0)
   redis.call('HSET', book, 't' .. tag.name, string.format('%.0f', math.max(ends, now + life)))
