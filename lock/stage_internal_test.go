@@ -317,25 +317,12 @@ var sharedPlays = map[string]string{
 	"taken again after a release": `
 		A takes -> held; A releases -> yes; A takes -> refused; B takes -> held; A takes -> refused;
 		A releases -> yes; A renews -> no; B renews -> yes`,
-	"a release that is not the holder's": `
-		A takes -> held; A releases -> yes; B takes -> held; A releases -> yes; C takes -> busy; B releases -> yes;
-		C takes -> held`,
 	"abandoned before it arrived": `
 		A abandons -> yes; A takes -> refused; A renews -> no; B takes -> held; A takes -> refused;
 		A abandons -> yes; B renews -> yes`,
-	"abandoned after it arrived": `
-		A takes -> held; A abandons -> yes; A abandons -> yes; A takes -> refused; A renews -> no; B takes -> held`,
-	"abandoned after a release": `
-		A takes -> held; A releases -> yes; A abandons -> yes; A takes -> refused; B takes -> held;
-		A abandons -> yes; B renews -> yes`,
-	"abandoned by a player without it": `
-		A takes -> held; B abandons -> yes; B takes -> refused; A renews -> yes; A releases -> yes;
-		B takes -> refused; C takes -> held`,
 	"renewed and never brought back": `
 		A renews -> no; B takes -> held; A renews -> no; B releases -> yes; B renews -> no; A takes -> held;
 		A renews -> yes; A renews -> yes; del lock; A renews -> no; A releases -> no; C takes -> held`,
-	"a release that never took it": `
-		A releases -> no; A takes -> held; B releases -> no; A takes -> same`,
 	"a fence for each grant, and no more": `
 		A takes -> held; ttl fence -> 86400; B takes -> busy; B takes -> busy; A renews -> yes; A takes -> same;
 		A releases -> yes; B takes -> held; B takes -> same`,

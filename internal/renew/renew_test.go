@@ -7,7 +7,11 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/singlefill/singlefill/internal/redistest"
 )
+
+func TestMain(m *testing.M) { redistest.Main(m) }
 
 const (
 	ttl    = 6 * time.Second
