@@ -75,40 +75,6 @@ func wantFree(t *testing.T, p *Slots, n int) {
 	}
 }
 
-// Slots are granted in the order of the queue, and a new fill does not overtake it.
-func TestSlots_FirstComeFirstServed(t *testing.T) {
-	t.Parallel()
-	p := NewSlots(1, nil)
-	holder := holding(t, p)
-	var slots []*Slot
-	var grants []<-chan struct{}
-	for i := range 10 {
-		s, _ := queueing(t, p)
-		grants = append(grants, queue(s))
-		if p.Queued() != i+1 {
-			t.Error("a fill that queues queues again")
-		}
-		slots = append(slots, s)
-	}
-	for i, s := range slots {
-		if s.Try(false) {
-			t.Errorf("number %d has a slot while another fill holds it", i)
-		}
-		holder.Release()
-		for j, other := range slots[i:] {
-			if other.Held() != (j == 0) {
-				t.Errorf("after %d turns number %d has a slot: %t", i, i+j, other.Held())
-			}
-		}
-		if !told(grants[i]) || newSlot(p).Try(false) {
-			t.Error("the first in the queue is not told, or a newcomer overtakes it")
-		}
-		holder = s
-	}
-	holder.Release()
-	wantFree(t, p, 1)
-}
-
 // A load lends its slot to one load at a time that it waits for, and to the next when that load
 // ends.
 func TestSlots_Lend(t *testing.T) {

@@ -36,20 +36,6 @@ func Exists(t testing.TB, rdb redis.UniversalClient, key string) bool {
 	return n == 1
 }
 
-// WantTTLs fails the test if any key on the server has no TTL. The check at the end of a test does
-// so for the keys of this module, and only on servers that still answer.
-func WantTTLs(t testing.TB, admin *redis.Client) {
-	t.Helper()
-	ctx := context.Background()
-	keys, err := admin.Keys(ctx, "*").Result()
-	Must(t, err)
-	for _, key := range keys {
-		if ttl, err := admin.PTTL(ctx, key).Result(); err != nil || ttl == -1 {
-			t.Errorf("PTTL of %s = %d, %v", key, ttl, err)
-		}
-	}
-}
-
 // User makes a user of the server with such rights, as ACL SETUSER takes them, and returns what
 // makes a client that user. The user is gone after the test.
 func (s *Server) User(t testing.TB, rights ...string) func(*redis.Options) {

@@ -48,7 +48,10 @@ func EachCache(t *testing.T, run func(t *testing.T, rdb redis.UniversalClient)) 
 	t.Run("local", func(t *testing.T) {
 		t.Parallel()
 		rdb, free := local.New("", 100_000)
-		t.Cleanup(free)
+		t.Cleanup(func() {
+			checkLocal(t, rdb)
+			free()
+		})
 		run(t, rdb)
 	})
 }

@@ -82,14 +82,12 @@ func (s *Server) leaks(test string, limit time.Duration) (found []string) {
 	for _, client := range clients {
 		found = append(found, fmt.Sprintf("redistest: a connection to %s was left behind: %s", s.Addr, client))
 	}
-	keys, err := keysWithoutTTL(rdb)
+	keys, err := keysWithoutTTL(rdb, test)
 	if err != nil {
 		return nil
 	}
 	for _, key := range keys {
-		if !isPlanted(test, key) {
-			found = append(found, fmt.Sprintf("redistest: a key on %s has no TTL: %q", s.Addr, key))
-		}
+		found = append(found, fmt.Sprintf("redistest: a key on %s has no TTL: %q", s.Addr, key))
 	}
 	return found
 }
@@ -115,8 +113,8 @@ func otherClients(rdb *redis.Client) (found []string, err error) {
 	return found, err
 }
 
-// keysWithoutTTL returns the keys of this module that have no TTL.
-func keysWithoutTTL(rdb *redis.Client) (found []string, err error) {
+// keysWithoutTTL returns the keys of this module that have no TTL, except those that the test has planted.
+func keysWithoutTTL(rdb *redis.Client, test string) (found []string, err error) {
 	ctx := context.Background()
 	keys := rdb.Scan(ctx, 0, "*{*", 1000).Iterator()
 	for keys.Next(ctx) {
@@ -124,11 +122,20 @@ func keysWithoutTTL(rdb *redis.Client) (found []string, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if ttl == -1 && isModuleKey(keys.Val()) {
+		if ttl == -1 && isModuleKey(keys.Val()) && !isPlanted(test, keys.Val()) {
 			found = append(found, keys.Val())
 		}
 	}
 	return found, keys.Err()
+}
+
+// checkLocal is check for the client of NewLocal.
+func checkLocal(t testing.TB, rdb *redis.Client) {
+	t.Helper()
+	keys, err := keysWithoutTTL(rdb, t.Name())
+	if err != nil || len(keys) > 0 {
+		t.Errorf("redistest: keys without a TTL: %q, %v", keys, err)
+	}
 }
 
 // checkMini is check for a miniredis, whose connections are all made by net.Pipe.

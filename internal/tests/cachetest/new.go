@@ -2,8 +2,6 @@ package cachetest
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,8 +22,7 @@ func NewCache[T any](t testing.TB, rdb redis.UniversalClient, opts *singlefill.O
 }
 
 // NewCacheIn returns a cache that lives as long as the test. Timeouts that opts leave open are
-// longer than a busy machine makes a command take. At the end every key of the namespace must have
-// a TTL.
+// longer than a busy machine makes a command take.
 func NewCacheIn[T any](t testing.TB, rdb redis.UniversalClient, namespace string,
 	opts *singlefill.Options[T]) *singlefill.Cache[T] {
 	t.Helper()
@@ -35,7 +32,6 @@ func NewCacheIn[T any](t testing.TB, rdb redis.UniversalClient, namespace string
 		if err := c.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}
-		CheckTTLs(t, rdb, namespace)
 	})
 	return c
 }
@@ -61,30 +57,6 @@ func PatientOptions[T any](opts *singlefill.Options[T]) *singlefill.Options[T] {
 	p.LockTTL = cmp.Or(p.LockTTL, 20*time.Second)
 	p.LoadTimeout = cmp.Or(p.LoadTimeout, time.Minute)
 	return &p
-}
-
-// CheckTTLs fails the test if a key of the namespace would live for ever.
-func CheckTTLs(t testing.TB, rdb redis.UniversalClient, namespace string) {
-	t.Helper()
-	ctx := context.Background() // the test's own has ended
-	scan := func(ctx context.Context, node redis.Cmdable) error {
-		keys := node.Scan(ctx, 0, namespace+":*", 1000).Iterator()
-		for keys.Next(ctx) {
-			if node.PTTL(ctx, keys.Val()).Val() == -1 {
-				t.Errorf("key %.100q has no TTL", keys.Val())
-			}
-		}
-		return keys.Err()
-	}
-	var err error
-	if cluster, ok := rdb.(*redis.ClusterClient); ok {
-		err = cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return scan(ctx, node) })
-	} else {
-		err = scan(ctx, rdb)
-	}
-	if err != nil && !errors.Is(err, redis.ErrClosed) {
-		t.Errorf("looking for keys without a TTL: %v", err)
-	}
 }
 
 // Clients and servers.

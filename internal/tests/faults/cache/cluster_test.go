@@ -262,7 +262,6 @@ func TestReplica_TakesOver(t *testing.T) {
 	if err != nil || role[0] != "master" {
 		t.Errorf("the replica's role is %v, %v", role, err)
 	}
-	redistest.WantTTLs(t, replica.Admin())
 }
 
 // A failover that loses a lock costs a second load, and the value of the first one is refused.

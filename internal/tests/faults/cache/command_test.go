@@ -197,7 +197,6 @@ func TestCommand_LostOnce(t *testing.T) {
 					if rule.Fired() != 1 {
 						t.Errorf("the fault has come about %d times", rule.Fired())
 					}
-					redistest.WantTTLs(t, s.Admin())
 				})
 			}
 		}

@@ -199,11 +199,10 @@ func TestClient_ManyColdKeys(t *testing.T) {
 	const keys, maxLoads, connections, redisTimeout = 1000, 20, 10, 2 * time.Second
 	const each = redisTimeout * connections / keys // of the reads alone
 	s := redistest.Start(t)
-	few := func(o *redis.Options) {
-		o.PoolSize = connections
-		redistest.Distant(each)(o)
-	}
-	a, b := newPair(t, s.Client(t, few), s.Client(t, few), redisTimeout,
+	p := redistest.NewProxy(t, s.Addr)
+	p.Delay(each)
+	few := func(o *redis.Options) { o.PoolSize = connections }
+	a, b := newPair(t, p.Client(t, few), p.Client(t, few), redisTimeout,
 		func(o *singlefill.Options[string]) { o.MaxLoads = maxLoads })
 	var loaded sync.Map
 	a.During = func(key string) {
@@ -275,7 +274,6 @@ func TestServer_ForgetsScripts(t *testing.T) {
 	}
 	a.WantLoads(keys)
 	wantNoErrors(a, b)
-	redistest.WantTTLs(t, s.Admin())
 }
 
 // A key that is evicted during its load, or that another program deletes or overwrites, keeps no caller from the
