@@ -145,6 +145,11 @@ func TestCheck_MissingRight(t *testing.T) {
 				if n := c.Stats().LoadsUnlimited; name == "MaxFleetLoads" && n != 1 {
 					t.Errorf("%d loads without the limit, want 1", n)
 				}
+				for _, key := range s.Admin().Keys(t.Context(), c.Namespace()+":*").Val() {
+					if ttl := s.Admin().PTTL(t.Context(), key).Val(); ttl == -1 {
+						t.Errorf("%s stays for ever", key)
+					}
+				}
 			})
 		}
 	}
