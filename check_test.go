@@ -142,6 +142,7 @@ func TestCheck_MissingRight(t *testing.T) {
 					return
 				}
 				cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
+				_ = c.Set(t.Context(), "k", "v") // may be refused
 				if n := c.Stats().LoadsUnlimited; name == "MaxFleetLoads" && n != 1 {
 					t.Errorf("%d loads without the limit, want 1", n)
 				}
