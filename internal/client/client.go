@@ -64,10 +64,8 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 	c.node = c.newNode(rdb, "")
 	c.node.follow()
 	// By default go-redis observes the deadline of a context while it dials or waits for a
-	// connection, but not while it waits for a reply; with ContextTimeoutEnabled it does.
-	// Client.WithTimeout would return a clone with that timeout, but the clone runs none of the
-	// user's hooks: it would be missing in every trace. The user's functions that are called for
-	// each new connection may take any time.
+	// connection, but not while it waits for a reply; with ContextTimeoutEnabled it does. The user's
+	// functions that are called for each new connection may take any time.
 	switch user := rdb.(type) {
 	case *redis.Client:
 		o := user.Options()

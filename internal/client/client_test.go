@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -105,7 +104,8 @@ func (w *watcher) do(err error) error {
 	return got
 }
 
-// mute returns a client of a server that never answers, with the timeouts of go-redis.
+// mute returns a client of a server that never answers, with the timeouts of go-redis. It is for bubbles: at the end
+// the goroutines of the client have their time to end.
 func mute(t testing.TB, mutate ...func(*redis.Options)) *redis.Client {
 	opt := &redis.Options{Addr: "127.0.0.1:6379", PoolSize: 1000, DisableIdentity: true}
 	opt.Dialer = func(context.Context, string, string) (net.Conn, error) {
@@ -120,7 +120,10 @@ func mute(t testing.TB, mutate ...func(*redis.Options)) *redis.Client {
 		m(opt)
 	}
 	rdb := redis.NewClient(opt)
-	t.Cleanup(func() { _ = rdb.Close() })
+	t.Cleanup(func() {
+		time.Sleep(time.Minute)
+		_ = rdb.Close()
+	})
 	return rdb
 }
 
@@ -172,7 +175,6 @@ func TestDo_NearerEnd(t *testing.T) {
 					if n := w.failures("get"); n != 1 {
 						t.Errorf("the command was counted %d times", n)
 					}
-					time.Sleep(time.Minute) // for the client's own goroutines
 				})
 			}
 		}
@@ -196,24 +198,6 @@ func muteKinds() map[string]func(t testing.TB) redis.UniversalClient {
 		"observes deadlines": func(t testing.TB) redis.UniversalClient {
 			return mute(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 		},
-	}
-}
-
-// DoWithin is bounded by its own timeout.
-func TestDoWithin_Bound(t *testing.T) {
-	t.Parallel()
-	for _, open := range muteKinds() {
-		synctest.Test(t, func(t *testing.T) {
-			w := watch(t, open(t), timeout)
-			begun := time.Now()
-			_, err := DoWithin(t.Context(), w.Client, Command{Op: "get", Key: "k", Within: timeout / 2}, func(ctx context.Context) (string, error) {
-				return w.Redis.Get(ctx, "k").Result()
-			})
-			if took := time.Since(begun); err == nil || took != timeout/2 {
-				t.Errorf("%v after %v", err, took)
-			}
-			time.Sleep(time.Minute)
-		})
 	}
 }
 
@@ -375,7 +359,6 @@ func TestBreaker_ImpatientCallers(t *testing.T) {
 			if !w.AnyAway() || w.failures("get") != Limit {
 				t.Errorf("open %t after %d failures", w.AnyAway(), w.failures("get"))
 			}
-			time.Sleep(time.Minute)
 		})
 	}
 }
@@ -596,8 +579,7 @@ func TestScriptsRefused(t *testing.T) {
 // does not know the script, so that it is sent twice.
 func TestScript_HookChangesArguments(t *testing.T) {
 	t.Parallel()
-	rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
-	defer rdb.Close()
+	_, rdb := redistest.StartMini(t)
 	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
 		for _, cmd := range cmds {
 			if strings.HasPrefix(cmd.Name(), "eval") {

@@ -6,25 +6,23 @@ import (
 	"sync/atomic"
 )
 
-// A gate admits as many commands at a time as can be sent. More commands would wait for a
-// connection of the pool, while their time is running although the server has not been asked. The
-// others queue in order. No command overtakes another, so that none waits for ever.
+// A gate admits as many commands at a time as can be sent. The others queue in order. No command
+// overtakes another, so that none waits for ever. The first ones in the queue take the next free place
+// together: see [group].
 //
-// The first ones in the queue take the next free place together: see [group].
-//
-// A command waits for the gate of the cache before it may wait for a connection. The pool of the
-// client has a queue, too. But RedisTimeout would include the time in that queue: with a thousand
-// cold keys and ten connections the last commands failed at a healthy Redis. The two gates of a
-// server, for commands that go alone and for those that may go together, admit as many as the pool
-// has connections; all caches and locks on one client share them. RedisTimeout begins when the gate
-// admits the command. The wait ends with the caller, when the breaker opens, or when no command
-// that has passed a gate was answered for RedisTimeout. Pings pass none: they may be answered, on
-// connections that work, while those that the queue waits for are not. A place is free again when
-// the time of its command is over, although a client that ignores deadlines keeps the connection
-// for longer: with few places, two lost replies would stop everything for ReadTimeout. The gate is
-// not a semaphore.Weighted: only a context can wake its waiters, and each command would need one.
-// See TestWait_TimeBeginsWhenSent, TestWait_CallerLeaves, TestWait_FrozenServer,
-// TestWait_OnlyPingsAnswered, TestTogether_LostReply, TestClient_ManyColdKeys.
+// The pool of the client has a queue, too. But RedisTimeout would include the time in that queue,
+// in which the server has not been asked: with a thousand cold keys and ten connections the last
+// commands failed at a healthy Redis. The two gates of a server, for commands that go alone and for
+// those that may go together, admit as many as the pool has connections; all caches and locks on
+// one client share them. RedisTimeout begins when the gate admits the command. The wait ends with
+// the caller, when the breaker opens, or when no command that has passed a gate was answered for
+// RedisTimeout. Pings pass none: they may be answered, on connections that work, while those that
+// the queue waits for are not. A place is free again when the time of its command is over, although
+// a client that ignores deadlines keeps the connection for longer: with few places, two lost
+// replies would stop everything for ReadTimeout. The gate is not a semaphore.Weighted: only a
+// context can wake its waiters, and each command would need one. See TestWait_TimeBeginsWhenSent,
+// TestWait_CallerLeaves, TestWait_FrozenServer, TestWait_OnlyPingsAnswered, TestTogether_LostReply,
+// TestClient_ManyColdKeys.
 type gate struct {
 	size  uint64
 	state atomic.Uint64 // lower half: places taken; upper half: commands waiting

@@ -51,20 +51,18 @@ func (t timely) Args() []any {
 }
 
 // A taking is a command that takes something for its caller, such as a lock. It may be in a socket when
-// its caller leaves, and the server may read it at any later time, after the commands of other connections
-// that undo it. So its last argument is the server's time in µs after which it must take nothing: the
-// script answers LATE with the time then.
+// its caller leaves. A frozen server executes what is in its sockets when it goes on, connection by
+// connection in any order, after the commands of other connections that undo it; a network may deliver
+// a command later still. No mark of an abandonment lives for long enough. So its last argument is the
+// server's time in µs after which it must take nothing: the time at which the caller leaves, by the
+// clock of that server as last seen (clock.go), one TIME every ten minutes for each server and client.
+// It is never stated too late, unless the clock was set back since. A script that finds itself late
+// answers LATE with the time, and the command is sent again if its caller still waits: after the clock
+// was set forward.
 //
-// A command that takes a lock carries the time after which it takes nothing. A frozen server
-// executes what is in its sockets when it goes on, connection by connection in any order, long
-// after the callers have left; a network may deliver a command later still. No mark of an
-// abandonment lives for long enough. So the script compares its clock with the time at which the
-// caller leaves, which the process states by the clock of that server as last seen (clock.go): one
-// TIME every ten minutes for each server and client. It is never stated too late, unless the clock
-// was set back since. A script that finds itself late says so with the time, and the command is
-// sent again if its caller still waits: after the clock was set forward. Transactions need no such
-// time: an abandonment touches the lock key, and a transaction that has watched the key fails then.
-// See TestLock_ArrivesAfterOthers, TestTaking_Until, TestTaking_ClockJumps, TestWatch_Abandoned.
+// Transactions need no such time: an abandonment touches the lock key, and a transaction that has
+// watched the key fails then. See TestLock_ArrivesAfterOthers, TestTaking_Until, TestTaking_ClockJumps,
+// TestWatch_Abandoned.
 type taking struct{ redis.Cmder }
 
 // begin sets the last arguments of takings when their caller begins to wait for the replies, until end.

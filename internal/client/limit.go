@@ -8,11 +8,7 @@ import (
 
 // A limit creates contexts that end when a command that is sent now has had its time. A timer for
 // each command would be the most expensive part of a hit. So commands that are sent within a
-// sixteenth of that time share one context, and the last of them gets a sixteenth less time.
-//
-// Commands share one context, and a timer ends it. A timer per command was the largest cost of a
-// hit. Commands sent within a sixteenth of RedisTimeout share one context. commandContext.Value
-// hides the cancellation of the caller, which package context would otherwise find. See
+// sixteenth of that time share one context, and the last of them gets a sixteenth less time. See
 // TestLimit_Shared and TestLimit_Context.
 type limit struct {
 	latest atomic.Pointer[sharedLimit]

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -55,11 +54,13 @@ type road struct {
 	all sync.WaitGroup
 }
 
+// newRoad returns a road to keys, each of which lives for as many hours as its number, and one more.
 func newRoad(t *testing.T, keys int) *road {
 	m, rdb := redistest.StartMini(t)
 	for i := range keys {
 		key := fmt.Sprint(i)
 		redistest.Must(t, m.Set(key, "value of "+key))
+		m.SetTTL(key, time.Duration(i+1)*time.Hour)
 	}
 	h := new(held)
 	rdb.AddHook(redistest.Trips(h.hook))
@@ -136,51 +137,38 @@ func TestTogether_OnePipeline(t *testing.T) {
 // A command that is sent ahead of a GET is about the same key, also among others in one pipeline.
 func TestGetBehind(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		m, rdb := redistest.StartMini(t)
-		h := &held{takes: 10 * time.Millisecond}
-		c := New(rdb, time.Second, func(_ context.Context, op string, err error) { t.Errorf("%s: %v", op, err) }, nil, nil)
-		c.node.together.size = 1
 		const keys = 10
+		r := newRoad(t, keys)
+		r.takes = 10 * time.Millisecond
+		r.node.together.size = 1
 		for i := range keys {
-			key := fmt.Sprint(i)
-			redistest.Must(t, m.Set(key, key))
-			m.SetTTL(key, time.Duration(i+1)*time.Hour)
-		}
-		rdb.AddHook(redistest.Trips(h.hook))
-		var all sync.WaitGroup
-		for i := range keys {
-			all.Go(func() {
+			r.all.Go(func() {
 				key := fmt.Sprint(i)
 				pttl := redis.NewDurationCmd(t.Context(), time.Millisecond, "pttl", key)
-				data, _, err := c.GetBehind(t.Context(), pttl, time.Now(), key)
-				if hours := (pttl.Val() + time.Minute).Hours(); string(data) != key || err != nil || int(hours) != i+1 {
+				data, _, err := r.GetBehind(t.Context(), pttl, time.Now(), key)
+				if hours := (pttl.Val() + time.Minute).Hours(); string(data) != "value of "+key || err != nil || int(hours) != i+1 {
 					t.Errorf("%s: %q, %v, and it lives for %v", key, data, err, pttl.Val())
 				}
 			})
 		}
-		all.Wait()
-		if !slices.Equal(h.pipelines, []int{2, 2 * (keys - 1)}) {
-			t.Errorf("pipelines of %v commands", h.pipelines)
-		}
+		r.all.Wait()
+		r.wantSent(0, 2, 2*(keys-1))
+		r.end()
 	})
 }
 
 // Through a client that may reach several servers commands do not go together.
 func TestTogether_OneServerOnly(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		_, rdb := redistest.StartMini(t)
-		h := &held{takes: 10 * time.Millisecond}
-		rdb.AddHook(redistest.Trips(h.hook))
-		c := New(wrapped{rdb}, time.Second, func(_ context.Context, op string, err error) { t.Errorf("%s: %v", op, err) }, nil, nil)
+		r := newRoad(t, 1)
+		r.takes = 10 * time.Millisecond
+		c := New(wrapped{r.Redis}, timeout, r.failed, nil, nil)
 		c.node.alone.size = 2
-		var wg sync.WaitGroup
 		for range 20 {
-			wg.Go(func() { _, _, _ = c.Get(t.Context(), time.Now(), "k") })
+			r.all.Go(func() { _, _, _ = c.Get(t.Context(), time.Now(), "0") })
 		}
-		wg.Wait()
-		if h.alone != 20 || len(h.pipelines) != 0 {
-			t.Errorf("%d went alone, and pipelines of %v", h.alone, h.pipelines)
-		}
+		r.all.Wait()
+		r.wantSent(20)
 	})
 	for _, rdb := range []redis.UniversalClient{
 		redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}}),
@@ -254,18 +242,14 @@ func TestTogether_Length(t *testing.T) {
 // is.
 func TestTogether_LeavesAsTheyGo(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		m, rdb := redistest.StartMini(t)
-		redistest.Must(t, m.Set("k", "v"))
-		h := &held{}
-		rdb.AddHook(redistest.Trips(h.hook))
-		c := New(rdb, timeout, func(context.Context, string, error) {}, nil, nil)
+		r := newRoad(t, 1)
 		g := &gate{size: 1, most: mostTogether}
 		g.tryEnter()
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		var waiters []*waiter
 		for range 4 {
-			waiters = append(waiters, g.enqueue(parcel{rdb: c.Redis, timeout: c.Timeout, ctx: ended, cmd: redis.NewStringCmd(ended, "get", "k")}))
+			waiters = append(waiters, g.enqueue(parcel{rdb: r.Redis, timeout: timeout, ctx: ended, cmd: redis.NewStringCmd(ended, "get", "0")}))
 		}
 		if !g.giveUp(waiters[0]) {
 			t.Error("a caller cannot leave while its command waits")
@@ -281,13 +265,14 @@ func TestTogether_LeavesAsTheyGo(t *testing.T) {
 		if g.giveUp(waiters[2]) {
 			t.Error("a caller can leave when its command has gone")
 		}
-		for i, want := range []string{"", "", "v", "v"} {
+		for i, want := range []string{"", "", "value of 0", "value of 0"} {
 			if got := waiters[i].cmd.(*redis.StringCmd).Val(); got != want {
 				t.Errorf("command %d: %q, want %q", i, got, want)
 			}
 		}
-		if state := g.state.Load(); fmt.Sprint(h.pipelines) != "[2]" || state != 0 {
-			t.Errorf("pipelines of %v; the gate is %#x in the end", h.pipelines, state)
+		r.wantSent(0, 2)
+		if state := g.state.Load(); state != 0 {
+			t.Errorf("the gate is %#x in the end", state)
 		}
 	})
 }

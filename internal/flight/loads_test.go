@@ -20,37 +20,6 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// MaxLoads bounds the loads at a time.
-func TestMaxLoads_LoadsAtATime(t *testing.T) {
-	t.Parallel()
-	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 3})
-		src := cachetest.NewSource[string](t)
-		var herd []*cachetest.Call[string]
-		for i := range 20 {
-			herd = append(herd, cachetest.GoGet(t.Context(), c, fmt.Sprint(i), src.Load).Waits(t))
-		}
-		var running []*cachetest.HeldLoad[string]
-		for range 3 {
-			running = append(running, src.Next(t))
-		}
-		for range 17 {
-			if n := c.Stats().Loading; n > 3 {
-				t.Errorf("%d loads at a time, want at most 3", n)
-			}
-			running[0].Give("v")
-			running = append(running[1:], src.Next(t))
-		}
-		for _, l := range running {
-			l.Give("v")
-		}
-		for _, a := range herd {
-			a.Want(t, "v")
-		}
-		src.Want(t, 20)
-	})
-}
-
 // Keys that wait for a slot send a few commands a second together, and are loaded in their order.
 //
 //fault:long-queue

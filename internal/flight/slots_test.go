@@ -75,44 +75,6 @@ func wantFree(t *testing.T, p *Slots, n int) {
 	}
 }
 
-// A load lends its slot to one load at a time that it waits for, and to the next when that load
-// ends.
-func TestSlots_Lend(t *testing.T) {
-	t.Parallel()
-	p := NewSlots(1, nil)
-	outer := holding(t, p)
-	inner := make([]*Slot, 5)
-	for i := range inner {
-		inner[i] = nested(t, p, outer)
-		if got := inner[i].Try(false); got != (i == 0) {
-			t.Fatalf("load %d has a slot: %t", i, got)
-		}
-		if i > 0 {
-			queue(inner[i])
-		}
-	}
-	for range inner {
-		var running *Slot
-		for _, s := range inner {
-			if s.Held() && running != nil {
-				t.Fatal("the slot is lent twice")
-			} else if s.Held() {
-				running = s
-			}
-		}
-		if running == nil {
-			t.Fatal("the slot is not lent again")
-		}
-		running.Release()
-		outer.load.leave(itsFill(running.load))
-	}
-	if outer.lentTo != nil || !outer.Held() {
-		t.Error("the lender has lost its slot")
-	}
-	outer.Release()
-	wantFree(t, p, 1)
-}
-
 // A chain of nested loads needs one slot, even across caches.
 func TestSlots_Chain(t *testing.T) {
 	t.Parallel()
