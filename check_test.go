@@ -119,7 +119,7 @@ func TestCheck_MissingRight(t *testing.T) {
 		case "MaxFleetLoads":
 			missing = []string{"+zadd"}
 		case "Tags":
-			missing = append(missing, "+pexpire")
+			missing = append(missing, "+pexpire", "+pttl")
 		}
 		for _, right := range missing {
 			t.Run(name+right, func(t *testing.T) {
@@ -143,6 +143,7 @@ func TestCheck_MissingRight(t *testing.T) {
 				}
 				cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
 				_ = c.Set(t.Context(), "k", "v") // may be refused
+				_ = c.DeleteTag(t.Context(), "other tag")
 				if n := c.Stats().LoadsUnlimited; name == "MaxFleetLoads" && n != 1 {
 					t.Errorf("%d loads without the limit, want 1", n)
 				}

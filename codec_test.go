@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -408,6 +410,35 @@ func TestCodec_MarshalExits(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A codec that exits the goroutine that reads some of the keys of a call fails its key, and no other one.
+func TestCodec_UnmarshalExits(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		writer := cachetest.NewCache[string](t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw})
+		values := make(map[string]string)
+		for i := range 600 { // which takes several reads
+			values[fmt.Sprint(i)] = "v"
+		}
+		redistest.Must(t, writer.SetMany(t.Context(), values))
+		var decoded atomic.Int64
+		reader := cachetest.NewCacheIn(t, rdb, writer.Namespace(), &singlefill.Options[string]{Codec: cachetest.BadCodec{
+			Codec: singlefill.Raw,
+			OnUnmarshal: func(any) error {
+				if decoded.Add(1) == 2 {
+					runtime.Goexit()
+				}
+				return nil
+			},
+		}})
+		got, err := reader.GetOrLoadMany(t.Context(), slices.Collect(maps.Keys(values)), func(_ context.Context, keys []string) (map[string]string, error) {
+			t.Errorf("%d keys are loaded", len(keys))
+			return nil, nil
+		})
+		if err != nil || !maps.Equal(got, values) {
+			t.Errorf("%d values, %v; want all", len(got), err)
+		}
+	})
 }
 
 // A value that the user's codec returns is not copied.

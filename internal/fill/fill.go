@@ -203,6 +203,7 @@ func (x *set) leave(ctx context.Context, s *state) {
 		}
 		if f := x.at; f != nil { // the codec or Options.Tags has called runtime.Goexit
 			x.at, f.prepared, f.settled, f.outcome.info.Err = nil, true, true, err
+			x.count(&f.outcome)
 			fails(f)
 			x.over(ctx, f)
 			x.goOn(ctx, storing)

@@ -115,7 +115,7 @@ func (x *set) commit(ctx context.Context, fills []*filling) {
 	var unreached []*filling
 	for _, f := range fills {
 		if client.Unreachable(f.outcome.err) {
-			unreached = append(unreached, f)
+			unreached = append(unreached, f) // counted when it is known whether the second attempt stores it
 		} else {
 			f.holds, f.settled = false, true
 			x.count(&f.outcome) // before the callers continue

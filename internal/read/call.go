@@ -41,6 +41,7 @@ type ask struct {
 	mine          bool                        // the call has read the key
 	theirs        bool                        // another call has
 	delegated     bool                        // another goroutine has, for this call and others
+	replied       bool                        // see replyRest
 	wait          *flight.Waiter[fill.Result] // nil: the call has joined no fill
 	memory        *near.Copy                  // what memory has, if it is to be refreshed
 

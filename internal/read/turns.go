@@ -53,7 +53,10 @@ func (c *call) read(asks []*ask) {
 	replies := make(chan []*ask, len(asks))
 	left := len(asks)
 	for _, part := range parts {
-		go c.readPart(part, replies)
+		go func() {
+			defer c.replyRest(part, replies)
+			c.readPart(part, replies)
+		}()
 	}
 	var slow <-chan time.Time
 	for left > 0 {
@@ -101,7 +104,20 @@ func (c *call) reply(read []*ask, replies chan<- []*ask) {
 	case replies == nil:
 		c.take(read)
 	default:
+		for _, a := range read {
+			a.replied = true
+		}
 		replies <- read
+	}
+}
+
+// replyRest replies with what readPart has not, since Unmarshal has called runtime.Goexit: these keys are misses. Fills
+// decode them once more, and tell their callers.
+func (c *call) replyRest(part []*ask, replies chan<- []*ask) {
+	rest := slices.DeleteFunc(slices.Clone(part), func(a *ask) bool { return a.replied })
+	if len(rest) > 0 {
+		look(rest)
+		c.reply(rest, replies)
 	}
 }
 

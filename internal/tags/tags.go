@@ -63,8 +63,8 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 )
 
-//go:embed lua/trim.lua
-var trimLua string
+//go:embed lua/book.lua
+var bookLua string
 
 //go:embed lua/note.lua
 var noteLua string
@@ -73,8 +73,8 @@ var noteLua string
 var markLua string
 
 var (
-	noteScript = client.NewScript(trimLua + noteLua)
-	markScript = client.NewScript(trimLua + markLua)
+	noteScript = client.NewScript(bookLua + noteLua)
+	markScript = client.NewScript(bookLua + markLua)
 )
 
 // An Index is the tags of one namespace.

@@ -45,7 +45,7 @@ func (x *Index) readState(ctx context.Context, tx *redis.Tx, p page) (s state, e
 	lives, firsts := make([]*redis.DurationCmd, len(p.tags)), make([]*redis.ZSliceCmd, len(p.tags))
 	_, err = tx.Pipelined(ctx, func(q redis.Pipeliner) error {
 		now, values, life = q.Time(ctx), q.HMGet(ctx, book, fields...), q.PTTL(ctx, book)
-		some = q.HRandFieldWithValues(ctx, book, 16*len(p.tags)) // trim.lua looks again
+		some = q.HRandFieldWithValues(ctx, book, 16*len(p.tags)) // book.lua looks again
 		for i, t := range p.tags {
 			lives[i] = q.PTTL(ctx, x.index(t.tag))
 			some := &redis.ZRangeBy{Min: "-inf", Max: "+inf", Count: 2 * int64(len(t.keys))}

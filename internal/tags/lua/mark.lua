@@ -9,6 +9,7 @@
 --         exists is 0 or 1 for each tag.
 
 local book = KEYS[1]
+redis.call('PTTL', book) -- fails before anything is written if live may not use it
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 
@@ -27,6 +28,6 @@ n = string.format('%.0f', n)
 redis.call('HSET', book, 'n', n)
 local ends = string.format('%.0f', now + tonumber(ARGV[3]))
 for i = 2, #KEYS do redis.call('HSET', book, 'm' .. ARGV[3 + i], n .. ' ' .. ends) end
-if redis.call('PTTL', book) < tonumber(ARGV[2]) then redis.call('PEXPIRE', book, ARGV[2]) end
+live(book, tonumber(ARGV[2]))
 trim(book, now, tonumber(state[3] or 0), #KEYS - 1)
 return reply

@@ -20,12 +20,9 @@
 -- The index of a tag is a sorted set of keys, by the ends of their values. All times are the server's.
 
 local book, since = KEYS[1], ARGV[1]
+redis.call('PTTL', book) -- fails before anything is written if live may not use it
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-
-local function live(key, ms)
-  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, string.format('%.0f', ms)) end
-end
 
 local tags, at = {}, 4
 for i = 2, #KEYS do
@@ -36,7 +33,6 @@ for i = 2, #KEYS do
   if ends > now and redis.call('EXISTS', KEYS[i]) == 0 then redis.call('UNLINK', book) end
 end
 
-live(book, tonumber(ARGV[3])) -- before anything is written: without the right to, no key may stay for ever
 local state = redis.call('HMGET', book, 'e', 'n', 'f')
 local epoch, floor = state[1], tonumber(state[3] or 0)
 if since ~= '' then
@@ -50,6 +46,7 @@ if since ~= '' then
 elseif not epoch then
   epoch = ARGV[2]
   redis.call('HSET', book, 'e', epoch, 'n', 0)
+  live(book, tonumber(ARGV[3]))
 end
 
 local grace = 60000 -- so that an index does not end before the note in the book

@@ -1,3 +1,16 @@
+-- Makes a key live for ms more, at least. Where the right to do so is missing, a key without a TTL is removed, since it
+-- would stay for ever. PEXPIRE cannot be tried first: after any write a script may exceed maxmemory.
+local function live(key, ms)
+  local left = redis.call('PTTL', key)
+  if left >= ms then return end
+  ms = string.format('%.0f', ms)
+  local reply = redis.pcall('PEXPIRE', key, ms)
+  if type(reply) == 'table' and reply.err then
+    if left == -1 then redis.call('UNLINK', key) end
+    redis.call('PEXPIRE', key, ms) -- fails again
+  end
+end
+
 -- Drops what has ended, of fields of the book that are drawn at random: three for each tag that the script writes,
 -- and as many again while a quarter of them had ended. So a book has about as many fields as are alive, and no script
 -- looks at many more than a thousand. A load older than a mark that is dropped is refused by the floor.
