@@ -36,6 +36,13 @@ func loadAll(_ context.Context, keys []string) (map[string]string, error) {
 	return values, nil
 }
 
+func keysOf(n int) (keys []string) {
+	for i := range n {
+		keys = append(keys, fmt.Sprint("k", i))
+	}
+	return keys
+}
+
 // A fill whose command to lock was not answered gives the lock up when it ends, also before the others of its call.
 func TestSet_LockInDoubt(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -100,11 +107,10 @@ func (l lost) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessP
 func TestSet_KilledHolder(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		const ttl = 3 * time.Second
-		ns, keys := redistest.Namespace(t), make([]string, 100)
+		ns, keys := redistest.Namespace(t), keysOf(100)
 		var pairs []filllock.Pair
-		for i := range keys {
-			keys[i] = fmt.Sprint("k", i)
-			pairs = append(pairs, filllock.PairOf(value.Key(ns, keys[i])))
+		for _, key := range keys {
+			pairs = append(pairs, filllock.PairOf(value.Key(ns, key)))
 		}
 		dead := filllock.NewMany(client.New(rdb, time.Second, func(context.Context, string, error) {}, nil, nil), pairs, ttl)
 		for _, a := range filllock.GetOrLock(t.Context(), time.Second, dead, slices.Repeat([]filllock.Query{{Take: true}}, len(keys))) {
@@ -204,10 +210,7 @@ func TestSet_BadTag(t *testing.T) {
 // A DeleteTag during a load refuses the values with this tag, and no others.
 func TestSet_DeleteTagDuringLoad(t *testing.T) {
 	t.Parallel()
-	opts, keys := cachetest.Raw, make([]string, 40)
-	for i := range keys {
-		keys[i] = fmt.Sprint("k", i)
-	}
+	opts, keys := cachetest.Raw, keysOf(40)
 	opts.Tags = func(key, _ string) []string { return []string{"tag of " + key} }
 	c := cachetest.NewCache(t, redistest.Shared(t).Client(t), &opts)
 	redistest.Must(t, c.DeleteTag(t.Context(), "first")) // reads all values
@@ -310,10 +313,7 @@ func TestSet_RecordsTogether(t *testing.T) {
 		opts := cachetest.Raw
 		opts.RedisTimeout, opts.Near = timeout, &singlefill.Near{MaxLag: time.Minute}
 		c := cachetest.NewCache(t, rdb, &opts)
-		begun, keys := time.Now(), make([]string, 20)
-		for i := range keys {
-			keys[i] = fmt.Sprint("k", i)
-		}
+		begun, keys := time.Now(), keysOf(20)
 		_, err := c.GetOrLoadMany(t.Context(), keys, func(context.Context, []string) (map[string]string, error) {
 			return nil, singlefill.ErrNoStale
 		})
@@ -435,7 +435,7 @@ func TestSet_LargeValues(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	opts := cachetest.Raw
-	keys, longest := make([]string, 10), atomic.Int64{}
+	keys, longest := keysOf(10), atomic.Int64{}
 	rdb := s.Client(t)
 	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
 		size := 0
@@ -450,9 +450,6 @@ func TestSet_LargeValues(t *testing.T) {
 		return nil
 	}))
 	c := cachetest.NewCache(t, rdb, &opts)
-	for i := range keys {
-		keys[i] = fmt.Sprint("k", i)
-	}
 	_, err := c.GetOrLoadMany(t.Context(), keys, func(_ context.Context, keys []string) (map[string]string, error) {
 		values := make(map[string]string)
 		for _, key := range keys {

@@ -15,8 +15,7 @@ import (
 // A cold key is loaded once.
 func TestOrders_ColdKey(t *testing.T) {
 	t.Parallel()
-	explore(t, schedule.Plan{AtLeast: 200, Together: true}, func(w *schedule.World) {
-		s := newScenario(t, w, singlefill.Options[string]{})
+	explore(t, schedule.Plan{AtLeast: 200, Together: true}, singlefill.Options[string]{}, func(s *scenario) {
 		for _, p := range []string{"A", "B", "C"} {
 			s.goGet(p, p)
 		}
@@ -31,8 +30,7 @@ func TestOrders_SlowLoad(t *testing.T) {
 	plan := schedule.Plan{
 		AtLeast: 50, Together: true, Faults: 1, Hold: []time.Duration{lockTTL + 2*schedule.Step}, OnlyPoints: true,
 	}
-	explore(t, plan, func(w *schedule.World) {
-		s := newScenario(t, w, singlefill.Options[string]{})
+	explore(t, plan, singlefill.Options[string]{}, func(s *scenario) {
 		for _, p := range []string{"A", "B"} {
 			s.goGet(p, p)
 		}
@@ -52,31 +50,30 @@ func TestOrders_FailedLoad(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			explore(t, schedule.Plan{AtLeast: 50}, func(w *schedule.World) {
-				s := newScenario(t, w, singlefill.Options[string]{})
+			explore(t, schedule.Plan{AtLeast: 50}, singlefill.Options[string]{}, func(s *scenario) {
 				for _, p := range []string{"A", "B"} {
 					var loaded, waited atomic.Bool
 					s.opts.Trace = &singlefill.Trace{WaitDone: func(context.Context, singlefill.WaitInfo) { waited.Store(true) }}
-					c := s.newCache(w.Client(p))
+					c := s.newCache(s.Client(p))
 					s.caches[p] = c
-					w.Go(p, p, func(ctx context.Context) {
+					s.Go(p, p, func(ctx context.Context) {
 						_, err := c.GetOrLoad(ctx, "k", func(ctx context.Context, key string) (string, error) {
 							loaded.Store(true)
-							w.At(p, "loads")
+							s.At(p, "loads")
 							return test.load(ctx, key)
 						})
 						var remote *singlefill.RemoteError
 						switch {
 						case err == nil:
-							w.Errorf("%s got no error", p)
+							s.Errorf("%s got no error", p)
 						case waited.Load() && (loaded.Load() || !errors.As(err, &remote)):
-							w.Errorf("%s waited for a load that failed, and got %v; it has loaded: %t", p, err, loaded.Load())
+							s.Errorf("%s waited for a load that failed, and got %v; it has loaded: %t", p, err, loaded.Load())
 						}
 					})
 				}
 				s.end()
-				if w.Server.Exists("ns:{k}") {
-					w.Errorf("a failure is stored")
+				if s.Server.Exists("ns:{k}") {
+					s.Errorf("a failure is stored")
 				}
 			})
 		})
@@ -86,8 +83,7 @@ func TestOrders_FailedLoad(t *testing.T) {
 // A failed load leaves the lock of another process alone.
 func TestOrders_FailedLoadAndDelete(t *testing.T) {
 	t.Parallel()
-	explore(t, schedule.Plan{AtLeast: 50, Together: true}, func(w *schedule.World) {
-		s := newScenario(t, w, singlefill.Options[string]{})
+	explore(t, schedule.Plan{AtLeast: 50, Together: true}, singlefill.Options[string]{}, func(s *scenario) {
 		s.loadErr, s.failing = errors.New("no answer"), "A"
 		s.goGet("A", "A")
 		s.goChange("B", "C", deletes)
@@ -99,8 +95,7 @@ func TestOrders_FailedLoadAndDelete(t *testing.T) {
 func TestOrders_AbandonedLock(t *testing.T) {
 	t.Parallel()
 	plan := schedule.Plan{AtLeast: 50, Pauses: 1, Faults: 1, Break: true, Hold: []time.Duration{3 * schedule.Step}}
-	explore(t, plan, func(w *schedule.World) {
-		s := newScenario(t, w, singlefill.Options[string]{})
+	explore(t, plan, singlefill.Options[string]{}, func(s *scenario) {
 		s.goGet("A", "A")
 		s.end()
 	})

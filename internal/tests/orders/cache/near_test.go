@@ -17,14 +17,6 @@ import (
 
 const maxLag = 8 * schedule.Step
 
-// newNearScenario returns a scenario in which A and B keep values in memory.
-func newNearScenario(t *testing.T, w *schedule.World) *scenario {
-	s := newScenario(t, w, singlefill.Options[string]{Near: &singlefill.Near{MaxLag: maxLag, Size: 100}})
-	s.mayOverlap = true
-	w.Aside = func(args []string) bool { return slices.Contains(args, "ns:log:{ns:log}") || aside(args) }
-	return s
-}
-
 // goRead starts an actor that calls GetOrLoad again and again, for longer than MaxLag after a
 // change. Most calls find the value in memory.
 func (s *scenario) goRead(process string, calls int, pause time.Duration) {
@@ -73,12 +65,15 @@ func (s *scenario) stored() {
 	}
 }
 
-// exploreNear is explore. It fails the test if no call was served from memory.
+// exploreNear is explore of a scenario in which processes keep values in memory, to its end. It fails the
+// test if no call was served from memory.
 func exploreNear(t *testing.T, plan schedule.Plan, run func(s *scenario)) {
 	t.Helper()
 	hits := int64(0)
-	explore(t, plan, func(w *schedule.World) {
-		s := newNearScenario(t, w)
+	opts := singlefill.Options[string]{Near: &singlefill.Near{MaxLag: maxLag, Size: 100}}
+	explore(t, plan, opts, func(s *scenario) {
+		s.mayOverlap = true
+		s.Aside = func(args []string) bool { return slices.Contains(args, "ns:log:{ns:log}") || aside(args) }
 		run(s)
 		s.end()
 		for _, c := range s.caches {

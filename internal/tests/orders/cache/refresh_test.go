@@ -10,17 +10,18 @@ import (
 	"github.com/singlefill/singlefill/internal/schedule"
 )
 
+var refreshed = singlefill.Options[string]{StaleWhileRevalidate: ttl, RetryAfter: time.Minute}
+
 // A failed refresh keeps all processes from the source until RetryAfter.
 func TestOrders_FailedRefresh(t *testing.T) {
 	t.Parallel()
-	explore(t, schedule.Plan{AtLeast: 50}, func(w *schedule.World) {
-		s := newScenario(t, w, singlefill.Options[string]{StaleWhileRevalidate: ttl, RetryAfter: time.Minute})
+	explore(t, schedule.Plan{AtLeast: 50}, refreshed, func(s *scenario) {
 		s.loadErr = errors.New("no answer")
 		s.fillAndExpire()
 		for _, p := range []string{"A", "B"} {
-			w.Go(p, p, func(ctx context.Context) {
+			s.Go(p, p, func(ctx context.Context) {
 				if v, err := s.get(ctx, p, p); v != "v1" || err != nil {
-					w.Errorf("%s got %q, %v; want the stale value", p, v, err)
+					s.Errorf("%s got %q, %v; want the stale value", p, v, err)
 				}
 			})
 		}
@@ -33,23 +34,22 @@ func TestOrders_FailedRefresh(t *testing.T) {
 // caller waited for may fail it.
 func TestOrders_FailedRefreshAndDelete(t *testing.T) {
 	t.Parallel()
-	explore(t, schedule.Plan{AtLeast: 50}, func(w *schedule.World) {
-		s := newScenario(t, w, singlefill.Options[string]{StaleWhileRevalidate: ttl, RetryAfter: time.Minute})
+	explore(t, schedule.Plan{AtLeast: 50}, refreshed, func(s *scenario) {
 		s.loadErr = errors.New("no answer")
 		s.fillAndExpire()
 		var errA, errC error
-		w.Go("A", "A", func(ctx context.Context) { _, errA = s.get(ctx, "A", "A") })
-		w.Go("B", "B", func(ctx context.Context) {
+		s.Go("A", "A", func(ctx context.Context) { _, errA = s.get(ctx, "A", "A") })
+		s.Go("B", "B", func(ctx context.Context) {
 			s.change(ctx, "B", deletes)
-			w.At("C", "begins")
+			s.At("C", "begins")
 			_, errC = s.cache("C").GetOrLoad(ctx, "k", func(context.Context, string) (string, error) {
-				w.At("C", "loads")
+				s.At("C", "loads")
 				return "v2", nil
 			})
 		})
 		s.end()
 		if errC != nil && errA == nil {
-			w.Errorf("the caller got %v, although A's failed refresh had no other waiter", errC)
+			s.Errorf("the caller got %v, although A's failed refresh had no other waiter", errC)
 		}
 	})
 }

@@ -26,13 +26,13 @@ func TestMain(m *testing.M) {
 	redistest.Main(m)
 }
 
-// explore runs a scenario in all orders of plan.
-func explore(t *testing.T, plan schedule.Plan, run func(w *schedule.World)) {
+// explore runs a scenario in all orders of plan. run ends it.
+func explore(t *testing.T, plan schedule.Plan, opts singlefill.Options[string], run func(s *scenario)) {
 	t.Helper()
 	if redistest.Quick() || redistest.Race {
 		plan.AtLeast, plan.Sample = 0, 10
 	}
-	schedule.Explore(t, plan, run)
+	schedule.Explore(t, plan, func(w *schedule.World) { run(newScenario(t, w, opts)) })
 }
 
 // An order is a scenario, what its processes do, and in which orders.
@@ -49,10 +49,7 @@ func exploreEach(t *testing.T, orders ...order) {
 	for _, o := range orders {
 		t.Run(o.name, func(t *testing.T) {
 			t.Parallel()
-			explore(t, o.plan, func(w *schedule.World) {
-				s := newScenario(t, w, o.opts)
-				o.run(s)
-			})
+			explore(t, o.plan, o.opts, o.run)
 		})
 	}
 }
