@@ -26,8 +26,10 @@ func BenchmarkMany(b *testing.B) {
 	b.Run("100_cold_keys/query_of_5_ms", func(b *testing.B) { manyMisses(b, 5*time.Millisecond) })
 	b.Run("100_cold_keys/query_that_takes_no_time", func(b *testing.B) { manyMisses(b, 0) })
 	for _, load := range []time.Duration{10 * time.Millisecond, 137 * time.Millisecond} {
-		b.Run(fmt.Sprintf("stampede/%v_query", load), func(b *testing.B) { manyStampedes(b, 8, 4, load) })
+		b.Run(fmt.Sprintf("stampede/%v_query", load), func(b *testing.B) { manyStampedes(b, 8, herdGoroutines, load) })
 	}
+	b.Run("one_process/10ms_query", func(b *testing.B) { manyStampedes(b, 1, herdGoroutines, 10*time.Millisecond) })
+	b.Run("one_caller/10ms_query", func(b *testing.B) { manyStampedes(b, 1, 1, 10*time.Millisecond) })
 }
 
 // manyOrders are reads of 100 existing keys at once.

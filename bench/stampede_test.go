@@ -79,19 +79,19 @@ func stampedes(b *testing.B, processes, warmUps, keys int, load time.Duration) {
 	}
 }
 
-// manyStampedes are stampedes of calls for many keys.
-func manyStampedes(b *testing.B, processes, warmUps int, query time.Duration) {
+// manyStampedes are stampedes of calls for many keys, of so many callers in each process.
+func manyStampedes(b *testing.B, processes, callers int, query time.Duration) {
 	herds := []*herd{
 		{name: "singlefill, load time known", role: "many, singlefill", once: true, learns: true},
 		{name: "singlefill, new processes", role: "many, singlefill", once: true, fresh: true},
 		{name: "singlefill, keys in random order", role: "many, singlefill", once: true, learns: true, shuffled: true},
 		{name: "singleflight", role: "many, singleflight"},
 	}
-	order := stampede{Keys: manyKeysOfACall, Together: true, Goroutines: herdGoroutines, Load: query}
+	order := stampede{Keys: manyKeysOfACall, Together: true, Goroutines: callers, Load: query}
 	if quick {
-		order.Goroutines = 2
+		order.Goroutines = min(callers, 2)
 	}
-	n := runHerds(b, herds, processes, warmUps, order)
+	n := runHerds(b, herds, processes, 4, order)
 	for _, h := range herds {
 		report(b, h.name, func(b *testing.B) {
 			b.ReportMetric(h.loads/n/manyKeysOfACall, "loads/key")

@@ -126,6 +126,8 @@ var columns = map[string][]string{
 	"Hit/64 goroutines":        {"×floor"},
 	"Hit/in memory":            {},
 	"Many/stampede":            {"p99-ms", "round trips"},
+	"Many/one process":         {"p99-ms"},
+	"Many/one caller":          {"p50-ms"},
 	"Stampede/1 key":           {"p99-ms", "commands"},
 	"Stampede/100 keys":        {"p99-ms", "commands"},
 	"Lock/acquire and release": {"×redislock"},
