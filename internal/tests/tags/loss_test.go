@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -28,10 +29,13 @@ func keysOf(t *testing.T, look redis.UniversalClient, ns, end string) (keys []st
 		}
 		return found.Err()
 	}
-	if _, ok := look.(*redis.ClusterClient); ok {
-		for _, node := range redistest.SharedCluster(t).Nodes {
-			redistest.Must(t, scan(t.Context(), node.Admin()))
-		}
+	if cluster, ok := look.(*redis.ClusterClient); ok {
+		var mu sync.Mutex
+		redistest.Must(t, cluster.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
+			mu.Lock()
+			defer mu.Unlock()
+			return scan(ctx, node)
+		}))
 	} else {
 		redistest.Must(t, scan(t.Context(), look))
 	}
