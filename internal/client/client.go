@@ -228,7 +228,7 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 		defer cancel()
 		n.using.Add(1)
 		r, err := run(bounded, call.group)
-		err = n.crowded(err)
+		err = n.explain(err, what.Within)
 		n.using.Add(-1)
 		answered = c.observe(ctx, call, err)
 		return r, err
@@ -268,7 +268,7 @@ func (c *Client) wait(call *call, p parcel) error {
 		}
 		err := cmp.Or(ctx.Err(), c.refusal(n))
 		if err == nil && silent >= c.Timeout {
-			err = n.crowded(fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout))
+			err = n.explain(fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout), silent)
 			call.sent = time.Now().Add(-silent)
 			if c.noteFailure(*call, err) {
 				c.failed(Detach(ctx), call.Op, err)
@@ -325,7 +325,7 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 	var finished atomic.Bool
 	finish := func(r R, err error) {
 		if finished.CompareAndSwap(false, true) {
-			err = n.crowded(err)
+			err = n.explain(err, cmp.Or(call.Within, c.Timeout))
 			done(c.observe(ctx, call, err))
 			replies <- reply{r, err}
 		}

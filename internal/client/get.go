@@ -47,7 +47,7 @@ func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time
 		if err = c.process(bounded, p, call.group); err == nil {
 			data, err = cmd.Bytes()
 		}
-		err = n.crowded(err)
+		err = n.explain(err, c.Timeout)
 		n.using.Add(-1)
 		answered = c.observe(ctx, call, err)
 	} else {

@@ -137,11 +137,14 @@ func atMost(size, active int) int {
 	return size
 }
 
-// crowded says of a command that had no answer if its client had no free connection for it, since other
-// commands of the program use most of them.
-func (s *server) crowded(err error) error {
+// explain says of a command that had no answer how long it has waited, lest its error be taken for the end of its
+// caller's context. If other commands of the program use most connections of the pool, it says that.
+func (s *server) explain(err error, within time.Duration) error {
 	if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, redis.ErrPoolTimeout) {
 		return err
+	}
+	if err == context.DeadlineExceeded {
+		err = fmt.Errorf("no answer within %v: %w", within, err)
 	}
 	size, pool := connections(s.rdb), s.rdb.PoolStats()
 	if pool == nil { // of a double
