@@ -27,7 +27,6 @@ func TestBenchmarks(t *testing.T) {
 		"misses":            func(b *testing.B) { misses(b, 64, 100) },
 		"stampedes":         func(b *testing.B) { stampedes(b, 2, 1, 1, 5*time.Millisecond) },
 		"polling stampedes": func(b *testing.B) { stampedes(b, 2, 1, 1, 101*time.Millisecond) },
-		"free locks":        freeLocks,
 		"many hits":         func(b *testing.B) { manyHits(b, 100) },
 		"many misses":       func(b *testing.B) { manyMisses(b, time.Millisecond) },
 		"many stampedes":    func(b *testing.B) { manyStampedes(b, 2, 1, 5*time.Millisecond) },

@@ -123,14 +123,13 @@ func (all *results) median(path, unit string) (m float64, ok bool) {
 // out: a target or the README has what is to be read of it. Any other table shows its last ratio, or what it
 // has without one.
 var columns = map[string][]string{
-	"Hit/64 goroutines":        {"×floor"},
-	"Hit/in memory":            {},
-	"Many/stampede":            {"p99-ms", "round trips"},
-	"Many/one process":         {"p99-ms"},
-	"Many/one caller":          {"p50-ms"},
-	"Stampede/1 key":           {"p99-ms", "commands"},
-	"Stampede/100 keys":        {"p99-ms", "commands"},
-	"Lock/acquire and release": {"×redislock"},
+	"Hit/64 goroutines": {"×floor"},
+	"Hit/in memory":     {},
+	"Many/stampede":     {"p99-ms", "round trips"},
+	"Many/one process":  {"p99-ms"},
+	"Many/one caller":   {"p50-ms"},
+	"Stampede/1 key":    {"p99-ms", "commands"},
+	"Stampede/100 keys": {"p99-ms", "commands"},
 }
 
 // shown returns the units that the table of r shows.
@@ -211,8 +210,6 @@ func format(unit string, v float64) string {
 		return duration(v * 1e6)
 	case strings.HasPrefix(unit, "+"):
 		return fmt.Sprintf("%+.0f", v)
-	case unit == "hit ratio":
-		return fmt.Sprintf("%.3f", v)
 	case v != 0 && v < 10:
 		return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0")
 	}
