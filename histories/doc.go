@@ -75,7 +75,7 @@
 // The model of a mutex, a semaphore of size n and a fair mutex: at most n leases are held; the
 // fence grows with each grant; a Release that returned nil was called by a holder; and TryAcquire
 // returns busy only if all n leases are held. The model does not judge the order of the waiters of a
-// fair mutex, nor whether one of them made it busy: internal/tests/orders does.
+// fair mutex, nor whether one of them made it busy: lock/fair_test.go shows the order.
 //
 // A lease is held from the return of Acquire, or earlier, until Release begins, or later. If
 // Release does not return nil, or the process dies, the end is unknown, but not before the TTL has

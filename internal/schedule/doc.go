@@ -9,19 +9,16 @@
 // prints what happened, in order.
 //
 // The beginning of each actor waits for the scheduler, too, and also other points of a scenario,
-// such as the end of a load: see World.At. A Plan may allow faults in between: a connection breaks
-// and the command arrives late or twice; a command is held up until its caller has given up; a
-// process is cut off for longer than the TTLs of its locks; a context is cancelled. If that makes
-// too many schedules, a Plan explores a sample of them.
+// such as the end of a load: see World.At. If there are too many schedules, a Plan explores a sample
+// of them. Nothing fails: what holds under faults, the histories show.
 //
 // # Time
 //
-// Time stands still while an item waits, except for the Pauses of a Plan and for late commands.
-// Otherwise it passes in steps of half a second, and what becomes due in a step waits for its end.
-// So the random pauses of the library make no difference while they are shorter than a step, and a
-// schedule can be repeated. The pauses of a waiter may be longer if its commands have waited long
-// for the end of their step. Processes do not listen for wake-ups, which would make them poll at
-// other times.
+// Time stands still while an item waits. Otherwise it passes in steps of half a second, and what
+// becomes due in a step waits for its end. So the random pauses of the library make no difference
+// while they are shorter than a step, and a schedule can be repeated. The pauses of a waiter may be
+// longer if its commands have waited long for the end of their step. Processes do not listen for
+// wake-ups, which would make them poll at other times.
 //
 // TTLs and timeouts should be whole steps, or chance may decide which ends first. Runs that do not
 // repeat are counted as lost; if more than a fifth are lost, the test fails. The server's clock

@@ -2,7 +2,6 @@ package schedule
 
 import (
 	"fmt"
-	"hash/maphash"
 	"math/rand/v2"
 	"os"
 	"strconv"
@@ -24,22 +23,6 @@ type Plan struct {
 
 	// Together makes a command and its reply one step, where the time between them does not matter.
 	Together bool
-
-	// Pauses is how many steps of time may pass in one schedule while an actor waits to begin, or
-	// in At. Otherwise time passes only when nothing waits.
-	Pauses int
-
-	// Faults is how many of the following faults may happen in one schedule.
-	Faults int
-	// Break breaks a connection while a command is in transit: the command arrives later, without
-	// a reply.
-	Break  bool
-	Hold   []time.Duration // a command, a reply or a point is held up for this long
-	Cut    []time.Duration // a process is cut off for this long
-	Cancel []string        // the context of one of these actors is cancelled
-
-	Hit        []string // the processes affected by Break, Hold and Cut; empty: all
-	OnlyPoints bool     // they affect points, not commands
 }
 
 // Explore runs scenario under all schedules of plan, or a sample of them, and stops at the first
@@ -96,21 +79,21 @@ func (e *explorer) begin() {
 	e.runs++
 }
 
-// choose picks one of options. ok is false if they lead to nothing new. state returns the state of
+// choose picks one of items. ok is false if they lead to nothing new. state returns the state of
 // the run.
-func (e *explorer) choose(options []option, state func() uint64) (picked int, ok bool) {
-	if len(options) == 1 {
+func (e *explorer) choose(items []*item, state func() uint64) (picked int, ok bool) {
+	if len(items) == 1 {
 		return 0, true
 	}
 	e.choices++
 	if e.random != nil {
 		e.seen[state()] = true
-		return e.pickRandom(options), true
+		return e.random.IntN(len(items)), true
 	}
-	hash := hashOf(options)
+	options := hash(items)
 	if e.at < len(e.path) {
 		c := e.path[e.at]
-		if c.options != hash {
+		if c.options != options {
 			e.lost++
 			e.path = e.path[:e.at]
 			return 0, false
@@ -123,21 +106,9 @@ func (e *explorer) choose(options []option, state func() uint64) (picked int, ok
 		return 0, false
 	}
 	e.seen[s] = true
-	e.path = append(e.path, choice{0, len(options), hash})
+	e.path = append(e.path, choice{0, len(items), options})
 	e.at++
 	return 0, true
-}
-
-// pickRandom picks at random: sometimes a fault, otherwise one of the regular options.
-func (e *explorer) pickRandom(options []option) int {
-	regular := 0
-	for regular < len(options) && !options[regular].fault {
-		regular++
-	}
-	if regular < len(options) && (regular == 0 || e.random.IntN(8) == 0) {
-		return regular + e.random.IntN(len(options)-regular)
-	}
-	return e.random.IntN(regular)
 }
 
 // next moves the path to the next alternative, and reports whether there is one.
@@ -173,16 +144,4 @@ func (e *explorer) complaint() string {
 		return fmt.Sprintf("%d of %d schedules were lost, because something else than the schedule decides", e.lost, e.runs)
 	}
 	return ""
-}
-
-var hashSeed = maphash.MakeSeed()
-
-func hashOf(options []option) uint64 {
-	var h maphash.Hash
-	h.SetSeed(hashSeed)
-	for _, o := range options {
-		h.WriteString(o.what)
-		h.WriteByte(0)
-	}
-	return h.Sum64()
 }

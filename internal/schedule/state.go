@@ -81,62 +81,31 @@ func (w *World) named(s string) string {
 
 // saw adds something to what a process has seen, and when.
 func (w *World) saw(process, what string) {
-	var h maphash.Hash
-	h.SetSeed(hashSeed)
-	fmt.Fprint(&h, w.history[process], time.Since(w.begun), what)
-	w.history[process] = h.Sum64()
+	w.history[process] = hash(w.history[process], time.Since(w.begun), what)
 }
 
 // state returns a hash of everything that the future depends on.
 func (w *World) state() uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var h maphash.Hash
-	h.SetSeed(hashSeed)
-	now := time.Now()
-	fmt.Fprintln(&h, now.Sub(w.begun), w.pauses, w.faults, w.actors)
+	seen := []any{time.Since(w.begun), w.actors}
 	for _, process := range slices.Sorted(maps.Keys(w.history)) {
-		fmt.Fprintln(&h, process, w.history[process])
-	}
-	for _, process := range slices.Sorted(maps.Keys(w.cut)) {
-		fmt.Fprintln(&h, process, max(0, w.cut[process].Sub(now)))
+		seen = append(seen, process, w.history[process])
 	}
 	for _, i := range w.waiting {
-		fmt.Fprintln(&h, i, max(0, i.until.Sub(now)))
+		seen = append(seen, i)
 	}
-	h.WriteString(w.named(w.dump()))
-	return h.Sum64()
-}
-
-// dump returns the content of the server.
-func (w *World) dump() string {
-	var b strings.Builder
+	var content strings.Builder
 	for _, key := range w.Server.Keys() {
-		fmt.Fprintln(&b, key, (w.Server.TTL(key) + time.Millisecond - 1).Truncate(time.Millisecond))
-		switch w.Server.Type(key) {
-		case "string":
-			text, _ := w.Server.Get(key)
-			fmt.Fprintln(&b, text)
-		case "zset":
-			scores, _ := w.Server.SortedSet(key)
-			fmt.Fprintln(&b, w.sorted(scores))
-		case "stream":
-			records, _ := w.Server.Stream(key)
-			fmt.Fprintf(&b, "%q\n", records)
-		case "hash":
-			fields, _ := w.Server.HKeys(key)
-			for _, f := range fields {
-				fmt.Fprintln(&b, f, w.Server.HGet(key, f))
-			}
+		text, err := w.Server.Get(key)
+		if err != nil {
+			panic(fmt.Sprintf("schedule: %s: %v: only texts are part of the state", key, err))
 		}
+		fmt.Fprintln(&content, key, (w.Server.TTL(key) + time.Millisecond - 1).Truncate(time.Millisecond), text)
 	}
-	return b.String()
+	return hash(append(seen, w.named(content.String()))...)
 }
 
-func (w *World) sorted(scores map[string]float64) (lines []string) {
-	for member, score := range scores {
-		lines = append(lines, fmt.Sprintf("%v %s", score, w.named(member)))
-	}
-	slices.Sort(lines)
-	return lines
-}
+var hashSeed = maphash.MakeSeed()
+
+func hash(of ...any) uint64 { return maphash.String(hashSeed, fmt.Sprintln(of...)) }

@@ -3,15 +3,11 @@ package schedule
 import (
 	"bufio"
 	"context"
-	"crypto/sha1"
-	"encoding/hex"
 	"io/fs"
 	"net"
-	"path"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/alicebob/miniredis/v2"
@@ -56,17 +52,15 @@ func (w *wire) execute(commands string, n int) (replies string, err error) {
 	return replies, nil
 }
 
-// Scripts registers the scripts in dir: each is named after its file.
-func (w *World) Scripts(files fs.FS, dir string) {
-	entries, err := fs.ReadDir(files, dir)
+// Scripts registers scripts: each is named after its file.
+func (w *World) Scripts(files fs.FS) {
+	names, err := fs.Glob(files, "*.lua")
 	redistest.Must(w.t, err)
-	for _, e := range entries {
-		text, err := fs.ReadFile(files, path.Join(dir, e.Name()))
+	for _, name := range names {
+		text, err := fs.ReadFile(files, name)
 		redistest.Must(w.t, err)
-		text = append([]byte(wake.Lua), text...)
-		hash := sha1.Sum(text)
-		s := script{strings.TrimSuffix(e.Name(), ".lua"), string(text)}
-		w.wire.scripts[hex.EncodeToString(hash[:])], w.wire.scripts[s.text] = s, s
+		s := script{strings.TrimSuffix(name, ".lua"), wake.Lua + string(text)}
+		w.wire.scripts[redis.NewScript(s.text).Hash()], w.wire.scripts[s.text] = s, s
 	}
 }
 
@@ -94,39 +88,23 @@ func (w *World) Client(process string) *redis.Client {
 // Admin returns a client whose commands do not wait, for use before and after a schedule.
 func (w *World) Admin() *redis.Client { return redistest.NewMiniClient(w.t, w.Server) }
 
-// A clientConn reports whether its owner has closed it.
-type clientConn struct {
-	net.Conn
-	closed atomic.Bool
-}
-
-func (c *clientConn) Close() error {
-	c.closed.Store(true)
-	return c.Conn.Close()
-}
-
 func (w *World) dial(process string) net.Conn {
 	near, far := net.Pipe()
-	c := &clientConn{Conn: near}
-	go w.carry(process, c, far)
-	return c
+	go w.carry(process, far)
+	return near
 }
 
 // carry carries commands of a client to the server, and replies back, when the scheduler picks
 // them.
-func (w *World) carry(process string, c *clientConn, far net.Conn) {
-	sever := func() {
-		c.closed.Store(true)
-		_ = far.Close()
-	}
-	defer sever()
+func (w *World) carry(process string, far net.Conn) {
+	defer far.Close()
 	in := bufio.NewReaderSize(far, 1<<16)
 	for {
 		commands, n, what, err := w.read(process, in)
 		if err != nil {
 			return
 		}
-		if what != "" && !w.wait(&item{process: process, kind: request, what: what, gone: c.closed.Load, sever: sever}) {
+		if what != "" && !w.wait(&item{process: process, kind: request, what: what}) {
 			return
 		}
 		w.tick()
@@ -134,7 +112,7 @@ func (w *World) carry(process string, c *clientConn, far net.Conn) {
 		if err != nil {
 			return
 		}
-		if what != "" && !w.answer(process, what, replies, c, sever) {
+		if what != "" && !w.answer(process, replies) {
 			return
 		}
 		if _, err := far.Write([]byte(replies)); err != nil {
@@ -182,22 +160,19 @@ func encode(args []string) string {
 }
 
 // answer reports whether to send replies to the client.
-func (w *World) answer(process, what, replies string, c *clientConn, sever func()) bool {
+func (w *World) answer(process, replies string) bool {
 	w.nameStamps(process, replies)
 	if w.Executed != nil {
-		w.Executed(process, what)
+		w.Executed()
 	}
 	shown := w.show(replies)
-	switch {
-	case c.closed.Load():
-		return false
-	case w.plan.Together:
+	if w.explorer.plan.Together {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.saw(process, shown)
 		return true
 	}
-	return w.wait(&item{process: process, kind: reply, what: shown, gone: c.closed.Load, sever: sever})
+	return w.wait(&item{process: process, kind: reply, what: shown})
 }
 
 // show quotes bytes, with names in place of random values.

@@ -1,7 +1,7 @@
 package schedule
 
 import (
-	"context"
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -23,9 +23,8 @@ const Step = 500 * time.Millisecond
 type World struct {
 	Server *miniredis.Miniredis
 
-	// Executed, if set, is called after the server has executed a command of a process, while
-	// nothing else happens. what is the name of the command or script, and its arguments.
-	Executed func(process, what string)
+	// Executed, if set, is called after the server has executed a command, while nothing else happens.
+	Executed func()
 
 	// Aside, if set, reports whether it makes no difference when the server executes a command. Then
 	// the command does not wait for the scheduler.
@@ -33,7 +32,6 @@ type World struct {
 
 	t        *testing.T
 	explorer *explorer
-	plan     Plan
 	wire     *wire
 	begun    time.Time
 	story    []string // what has happened, for people
@@ -44,27 +42,36 @@ type World struct {
 	clients []*redis.Client
 	waiting []*item // for the scheduler
 	instant time.Time
-	ticks   int // of the server's clock, at this instant
-	pauses  int // that are left
-	faults  int // that are left
-	cancels map[string]canceller
-	cut     map[string]time.Time // processes that are cut off, and until when
-	history map[string]uint64    // hash of everything that a process has seen
-	names   map[string]string    // of random tokens
-	drawn   map[string]int       // how many of them each process has
+	ticks   int               // of the server's clock, at this instant
+	history map[string]uint64 // hash of everything that a process has seen
+	names   map[string]string // of random tokens
+	drawn   map[string]int    // how many of them each process has
 }
 
-// A canceller cancels the context of an actor.
-type canceller struct {
+// An item waits for the scheduler.
+type item struct {
 	process string
-	cancel  context.CancelFunc
+	kind    kind
+	what    string
+	goes    chan bool // true: it continues; false: it never will
+}
+
+type kind int
+
+const (
+	point kind = iota
+	request
+	reply
+)
+
+func (i *item) String() string {
+	return i.process + [...]string{" ", " asks: ", " is told: "}[i.kind] + i.what
 }
 
 func newWorld(t *testing.T, e *explorer) *World {
 	w := &World{
 		Server: miniredis.NewMiniRedis(),
-		t:      t, explorer: e, plan: e.plan, begun: time.Now(), pauses: e.plan.Pauses, faults: e.plan.Faults,
-		cancels: make(map[string]canceller), cut: make(map[string]time.Time), history: make(map[string]uint64),
+		t:      t, explorer: e, begun: time.Now(), history: make(map[string]uint64),
 		names: make(map[string]string), drawn: make(map[string]int),
 	}
 	w.Server.ClockTTL(true)
@@ -115,29 +122,22 @@ func (w *World) Errorf(format string, args ...any) {
 	}
 }
 
-// Go starts an actor of a process, which begins when the scheduler picks it. Its ctx is cancelled
-// only if the plan says so.
-func (w *World) Go(process, name string, run func(ctx context.Context)) {
-	ctx, cancel := context.WithCancel(context.Background())
+// Go starts an actor of a process, which begins when the scheduler picks it.
+func (w *World) Go(process, name string, run func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.actors++
-	if slices.Contains(w.plan.Cancel, name) {
-		w.cancels[name] = canceller{process, cancel}
-	}
 	go func() {
-		defer w.done(name, cancel)
+		defer w.done()
 		w.At(process, name+" begins")
-		run(ctx)
+		run()
 	}()
 }
 
-func (w *World) done(name string, cancel context.CancelFunc) {
-	cancel()
+func (w *World) done() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.actors--
-	delete(w.cancels, name)
 }
 
 // At waits until the scheduler lets process continue.
@@ -166,33 +166,28 @@ func (w *World) wait(i *item) bool {
 	return <-i.goes
 }
 
-// Run lets things happen until all actors are done and nothing waits.
-func (w *World) Run() { w.Settle(0) }
-
 // limit is how long actors may wait for anything to happen.
 const limit = 10 * time.Minute
 
-// Settle is Run, and then lets time pass until nothing has happened for d.
-func (w *World) Settle(d time.Duration) {
+// Run lets things happen until all actors are done and nothing waits.
+func (w *World) Run() {
 	for idle := time.Duration(0); ; {
 		synctest.Wait()
-		options, busy := w.options()
-		if len(options) > 0 {
-			picked, ok := w.explorer.choose(options, w.state)
+		items, busy := w.items()
+		if len(items) > 0 {
+			picked, ok := w.explorer.choose(items, w.state)
 			if !ok {
 				panic(givenUp{})
 			}
-			o := options[picked]
-			w.story = append(w.story, fmt.Sprintf("%8v  %.400s", time.Since(w.begun), o.what))
-			if w.do(o) {
-				idle = 0
-				continue
-			}
+			w.story = append(w.story, fmt.Sprintf("%8v  %.400s", time.Since(w.begun), items[picked]))
+			w.goOn(items[picked])
+			idle = 0
+			continue
 		}
 		switch {
-		case !busy && idle >= d:
+		case !busy:
 			return
-		case idle > d+limit:
+		case idle > limit:
 			w.Errorf("nothing has happened for %v", idle)
 			panic(givenUp{})
 		}
@@ -200,6 +195,29 @@ func (w *World) Settle(d time.Duration) {
 		w.tick()
 		idle += Step
 	}
+}
+
+// items returns what waits, in an order that is the same when the schedule is repeated. busy reports
+// whether anything can still happen if nothing does.
+func (w *World) items() (items []*item, busy bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	slices.SortStableFunc(w.waiting, func(a, b *item) int {
+		return cmp.Or(strings.Compare(a.process, b.process), int(a.kind-b.kind), strings.Compare(a.what, b.what))
+	})
+	return slices.Clone(w.waiting), w.actors > 0
+}
+
+// goOn lets an item continue.
+func (w *World) goOn(i *item) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	at := slices.Index(w.waiting, i)
+	w.waiting = slices.Delete(w.waiting, at, at+1)
+	if i.kind != request { // a request that arrives shows its process nothing yet
+		w.saw(i.process, i.String())
+	}
+	i.goes <- true
 }
 
 // tick makes every command arrive a microsecond after the previous one, by the server's clock.
@@ -211,16 +229,4 @@ func (w *World) tick() {
 	}
 	w.ticks++
 	w.Server.SetTime(w.instant.Add(time.Duration(w.ticks) * time.Microsecond))
-}
-
-// do reports whether the option takes no time.
-func (w *World) do(o option) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if o.pass != nil {
-		o.pass()
-		return false
-	}
-	o.do()
-	return true
 }

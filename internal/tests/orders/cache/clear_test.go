@@ -1,15 +1,12 @@
 package cache_test
 
 import (
-	"context"
 	"errors"
 	"testing"
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/schedule"
 )
-
-func clears(ctx context.Context, c *singlefill.Cache[string]) error { return c.Clear(ctx) }
 
 // A call after Clear does not get what was loaded before it: in every order of the commands of a load
 // and of Clear, the load is refused, or its value is swept.
@@ -61,31 +58,4 @@ func TestOrders_ClearAndFailedLoad(t *testing.T) {
 		order{"a refresh elsewhere", plan, refreshed, callIn("C")},
 		order{"a load in the process of the call", plan, stale, callIn("A")},
 	)
-}
-
-// A call after Clear does not get what calls for many keys have loaded before it, whose locks and values are
-// not removed in one step.
-func TestOrders_ClearAndMany(t *testing.T) {
-	for name, process := range map[string]string{"and then a call elsewhere": "C", "and then a call in its process": "A"} {
-		exploreEach(t, order{name: name, plan: schedule.Plan{Sample: 400, Together: true}, run: func(s *scenario) {
-			s.ofKeys("a", "b")
-			s.goGetMany("A", "A", "ab")
-			s.Go("B", "B", func(ctx context.Context) {
-				_ = s.changeKeys(ctx, "B", clears, s.sources["a"], s.sources["b"])
-				s.At(process, "begins")
-				s.getMany(ctx, process, process+", after Clear,", "b", "a")
-			})
-			s.end()
-		}})
-	}
-}
-
-// changeKeys changes several sources, and announces that by one call.
-func (s *scenario) changeKeys(ctx context.Context, process string, announce announcement, of ...*source) error {
-	if len(of) == 0 {
-		return announce(ctx, s.cache(process))
-	}
-	return s.changeKey(ctx, of[0], process, func(ctx context.Context, _ *singlefill.Cache[string]) error {
-		return s.changeKeys(ctx, process, announce, of[1:]...)
-	})
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/schedule"
@@ -17,21 +16,6 @@ func TestOrders_ColdKey(t *testing.T) {
 	t.Parallel()
 	explore(t, schedule.Plan{AtLeast: 200, Together: true}, singlefill.Options[string]{}, func(s *scenario) {
 		for _, p := range []string{"A", "B", "C"} {
-			s.goGet(p, p)
-		}
-		s.end()
-		s.wantLoads(1)
-	})
-}
-
-// A load that takes longer than LockTTL keeps its lock.
-func TestOrders_SlowLoad(t *testing.T) {
-	t.Parallel()
-	plan := schedule.Plan{
-		AtLeast: 50, Together: true, Faults: 1, Hold: []time.Duration{lockTTL + 2*schedule.Step}, OnlyPoints: true,
-	}
-	explore(t, plan, singlefill.Options[string]{}, func(s *scenario) {
-		for _, p := range []string{"A", "B"} {
 			s.goGet(p, p)
 		}
 		s.end()
@@ -56,8 +40,8 @@ func TestOrders_FailedLoad(t *testing.T) {
 					s.opts.Trace = &singlefill.Trace{WaitDone: func(context.Context, singlefill.WaitInfo) { waited.Store(true) }}
 					c := s.newCache(s.Client(p))
 					s.caches[p] = c
-					s.Go(p, p, func(ctx context.Context) {
-						_, err := c.GetOrLoad(ctx, "k", func(ctx context.Context, key string) (string, error) {
+					s.Go(p, p, func() {
+						_, err := c.GetOrLoad(context.Background(), "k", func(ctx context.Context, key string) (string, error) {
 							loaded.Store(true)
 							s.At(p, "loads")
 							return test.load(ctx, key)
@@ -87,16 +71,6 @@ func TestOrders_FailedLoadAndDelete(t *testing.T) {
 		s.loadErr, s.failing = errors.New("no answer"), "A"
 		s.goGet("A", "A")
 		s.goChange("B", "C", deletes)
-		s.end()
-	})
-}
-
-// A late command does not take the lock for an attempt that was abandoned.
-func TestOrders_AbandonedLock(t *testing.T) {
-	t.Parallel()
-	plan := schedule.Plan{AtLeast: 50, Pauses: 1, Faults: 1, Break: true, Hold: []time.Duration{3 * schedule.Step}}
-	explore(t, plan, singlefill.Options[string]{}, func(s *scenario) {
-		s.goGet("A", "A")
 		s.end()
 	})
 }

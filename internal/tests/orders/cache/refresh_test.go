@@ -19,8 +19,8 @@ func TestOrders_FailedRefresh(t *testing.T) {
 		s.loadErr = errors.New("no answer")
 		s.fillAndExpire()
 		for _, p := range []string{"A", "B"} {
-			s.Go(p, p, func(ctx context.Context) {
-				if v, err := s.get(ctx, p, p); v != "v1" || err != nil {
+			s.Go(p, p, func() {
+				if v, err := s.get(p, p); v != "v1" || err != nil {
 					s.Errorf("%s got %q, %v; want the stale value", p, v, err)
 				}
 			})
@@ -38,11 +38,11 @@ func TestOrders_FailedRefreshAndDelete(t *testing.T) {
 		s.loadErr = errors.New("no answer")
 		s.fillAndExpire()
 		var errA, errC error
-		s.Go("A", "A", func(ctx context.Context) { _, errA = s.get(ctx, "A", "A") })
-		s.Go("B", "B", func(ctx context.Context) {
-			s.change(ctx, "B", deletes)
+		s.Go("A", "A", func() { _, errA = s.get("A", "A") })
+		s.Go("B", "B", func() {
+			s.change("B", deletes)
 			s.At("C", "begins")
-			_, errC = s.cache("C").GetOrLoad(ctx, "k", func(context.Context, string) (string, error) {
+			_, errC = s.cache("C").GetOrLoad(context.Background(), "k", func(context.Context, string) (string, error) {
 				s.At("C", "loads")
 				return "v2", nil
 			})

@@ -1,6 +1,6 @@
 // Package cache_test asserts promises of the cache that hold in every order in which the commands
-// of several processes can reach Redis: see package schedule. A plan with faults has too
-// many orders, so a sample of them is run. With -short or -race each test runs a small sample.
+// of several processes can reach Redis: see package schedule. With -short or -race each test runs a
+// small sample.
 package cache_test
 
 import (
@@ -32,7 +32,7 @@ func explore(t *testing.T, plan schedule.Plan, opts singlefill.Options[string], 
 	if redistest.Quick() || redistest.Race {
 		plan.AtLeast, plan.Sample = 0, 10
 	}
-	schedule.Explore(t, plan, func(w *schedule.World) { run(newScenario(t, w, opts)) })
+	schedule.Explore(t, plan, func(w *schedule.World) { run(newScenario(w, opts)) })
 }
 
 // An order is a scenario, what its processes do, and in which orders.
@@ -62,43 +62,25 @@ const (
 	loadTimeout  = 30 * time.Second
 )
 
-// A scenario is what processes do in one schedule. They cache the values of sources, most of them of
-// one key. The scenario checks which values calls get.
+// A scenario is what processes do in one schedule. They cache the value of a source, of the key "k":
+// "v1", then "v2" and so on. The scenario checks which values calls get.
 type scenario struct {
 	*schedule.World
-	*source                    // of the key "k"
-	sources map[string]*source // all of them, by key
-	admin   *redis.Client      // its commands do not wait for the scheduler
-	opts    singlefill.Options[string]
+	admin *redis.Client // its commands do not wait for the scheduler
+	opts  singlefill.Options[string]
 
 	loadErr error // of all loads, or only of those in process failing
 	failing string
 
 	mayBeStale bool // calls may get an expired value after a change has been announced
 
-	unroll map[string][]string // keys, by process: see unroller; nil: pipelines stay as they are
-
-	mu     sync.Mutex
-	caches map[string]*singlefill.Cache[string] // protected by mu: by process
-}
-
-// A source has the value of one key: "v1", then "v2" and so on, with the key in front if it is one of
-// several. It checks what calls get.
-type source struct {
-	world  *schedule.World
-	key    string
-	prefix string // of the value
-
-	mayOverlap bool // two loads of the key may run at a time, since there are faults
-
-	mu        sync.Mutex
-	version   int       // protected by mu: of the value
-	begun     int       // protected by mu: announcements that have begun
-	ended     int       // protected by mu: announcements that have ended
-	announced int       // protected by mu: the version that was announced last
-	changer   string    // protected by mu: the process that announced it
-	at        time.Time // protected by mu: when the announcement had ended
-	loads     []*load   // protected by mu: in the order in which they began
+	mu        sync.Mutex                           // guards the following fields
+	caches    map[string]*singlefill.Cache[string] // by process
+	version   int                                  // of the value
+	begun     int                                  // announcements that have begun
+	ended     int                                  // announcements that have ended
+	announced int                                  // the version that was announced last
+	loads     []*load                              // in the order in which they began
 }
 
 // A load runs in process, for a call that began after so many announcements had ended.
@@ -108,15 +90,11 @@ type load struct {
 	over    bool
 }
 
-func newScenario(t *testing.T, w *schedule.World, opts singlefill.Options[string]) *scenario {
-	w.Scripts(cachetest.Scripts(), ".")
+func newScenario(w *schedule.World, opts singlefill.Options[string]) *scenario {
+	w.Scripts(cachetest.Scripts())
 	opts.Codec, opts.Jitter, opts.EarlyRefresh = singlefill.JSON, -1, -1
 	opts.LockTTL, opts.RedisTimeout, opts.LoadTimeout = lockTTL, redisTimeout, loadTimeout
-	k := &source{world: w, key: "k", version: 1}
-	s := &scenario{
-		World: w, source: k, sources: map[string]*source{"k": k},
-		admin: w.Admin(), opts: opts, caches: make(map[string]*singlefill.Cache[string]),
-	}
+	s := &scenario{World: w, admin: w.Admin(), opts: opts, version: 1, caches: make(map[string]*singlefill.Cache[string])}
 	w.Executed, w.Aside = s.wantTTLs, aside
 	return s
 }
@@ -128,8 +106,7 @@ func aside(args []string) bool {
 	return args[0] == "info" || len(args) > 1 && slices.ContainsFunc(args, planted)
 }
 
-// wantTTLs is called after each command.
-func (s *scenario) wantTTLs(string, string) {
+func (s *scenario) wantTTLs() {
 	for _, key := range s.Server.Keys() {
 		if s.Server.TTL(key) <= 0 {
 			s.Errorf("key %q has no TTL", key)
@@ -143,11 +120,7 @@ func (s *scenario) cache(process string) *singlefill.Cache[string] {
 	defer s.mu.Unlock()
 	if s.caches[process] == nil {
 		s.opts.Trace = &singlefill.Trace{LoadDone: s.loadDone}
-		rdb := s.Client(process)
-		if s.unroll != nil {
-			rdb.AddHook(s.unrollerOf(process))
-		}
-		s.caches[process] = s.newCache(rdb)
+		s.caches[process] = s.newCache(s.Client(process))
 	}
 	return s.caches[process]
 }
@@ -162,87 +135,67 @@ func (s *scenario) newCache(rdb *redis.Client) *singlefill.Cache[string] {
 
 // goGet starts an actor that calls GetOrLoad.
 func (s *scenario) goGet(process, caller string) {
-	s.Go(process, caller, func(ctx context.Context) { _, _ = s.get(ctx, process, caller) })
+	s.Go(process, caller, func() { _, _ = s.get(process, caller) })
 }
+
+// endedKey is the context key of how many announcements had ended when a call began.
+type endedKey struct{}
 
 // get calls GetOrLoad in a process, and checks the result.
-func (s *scenario) get(ctx context.Context, process, caller string) (string, error) {
-	return s.getKey(ctx, s.source, process, caller)
-}
-
-func (s *scenario) getKey(ctx context.Context, of *source, process, caller string) (string, error) {
-	announced, ended := s.known(of, process)
+func (s *scenario) get(process, caller string) (string, error) {
+	s.mu.Lock()
+	announced, ended := s.announced, s.ended
+	s.mu.Unlock()
 	s.Note(process, fmt.Sprint(caller, announced, ended))
-	inside := context.WithValue(ctx, endedKey(of.key), ended)
-	v, info, err := s.cache(process).GetOrLoadInfo(inside, of.key, func(context.Context, string) (string, error) {
-		return s.load(of, process, ended)
+	ctx := context.WithValue(context.Background(), endedKey{}, ended)
+	v, info, err := s.cache(process).GetOrLoadInfo(ctx, "k", func(context.Context, string) (string, error) {
+		return s.load(process, ended)
 	})
 	switch {
-	case err == nil && of.versionOf(v) < announced && !(info.Stale && s.mayBeStale):
+	case err == nil && versionOf(v) < announced && !(info.Stale && s.mayBeStale):
 		s.Errorf("%s got %s (%+v), but v%d had been announced before the call", caller, v, info, announced)
-	case err != nil && s.loadErr == nil && err != ctx.Err():
+	case err != nil && s.loadErr == nil:
 		s.Errorf("%s: %v", caller, err)
 	}
 	return v, err
 }
 
-// known returns which version a call that begins now in a process must get at least, and how many
-// announcements have ended.
-func (s *scenario) known(of *source, process string) (announced, ended int) {
-	of.mu.Lock()
-	defer of.mu.Unlock()
-	if near := s.opts.Near; near != nil && process != of.changer && time.Since(of.at) <= near.MaxLag {
-		return 0, of.ended
+// load reads the source. It checks that no other load runs, unless an announcement that began
+// after the calls of both loads may have superseded the other one.
+func (s *scenario) load(process string, ended int) (string, error) {
+	s.mu.Lock()
+	for _, other := range s.loads {
+		if !other.over && s.begun <= min(other.ended, ended) {
+			s.Errorf("%s loads while %s does", process, other.process)
+		}
 	}
-	return of.announced, of.ended
-}
-
-func (s *scenario) load(of *source, process string, ended int) (string, error) {
-	v, over := of.begin(process, ended)
-	defer over()
+	l := &load{process: process, ended: ended}
+	s.loads = append(s.loads, l)
+	v := fmt.Sprint("v", s.version)
+	s.mu.Unlock()
 	var err error
 	if s.failing == "" || s.failing == process {
 		err = s.loadErr
 	}
 	s.At(process, fmt.Sprintf("loads %s, %v", v, err))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l.over = true
 	return v, err
 }
 
-// begin reads the source. It checks that no other load runs, unless an announcement that began
-// after the calls of both loads may have superseded the other one.
-func (s *source) begin(process string, ended int) (v string, over func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, other := range s.loads {
-		if !s.mayOverlap && !other.over && s.begun <= min(other.ended, ended) {
-			s.world.Errorf("%s loads %s while %s does", process, s.key, other.process)
-		}
-	}
-	l := &load{process: process, ended: ended}
-	s.loads = append(s.loads, l)
-	return fmt.Sprint(s.prefix, "v", s.version), func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		l.over = true
-	}
-}
-
-// endedKey is the context key of how many announcements of a key had ended when a call began.
-type endedKey string
-
 // loadDone checks that a load is refused only if an announcement began after its call.
 func (s *scenario) loadDone(ctx context.Context, info singlefill.LoadInfo) {
-	of := s.sources[info.Key]
-	of.mu.Lock()
-	defer of.mu.Unlock()
-	if ended := ctx.Value(endedKey(of.key)); info.Fenced && !of.mayOverlap && ended == of.begun {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if info.Fenced && ctx.Value(endedKey{}) == s.begun {
 		s.Errorf("a load is refused without a reason: %+v", info)
 	}
 }
 
 // versionOf returns the version of a value, or 0 if it is none of the source.
-func (s *source) versionOf(value string) (n int) {
-	fmt.Sscanf(value, s.prefix+"v%d", &n)
+func versionOf(value string) (n int) {
+	fmt.Sscanf(value, "v%d", &n)
 	return n
 }
 
@@ -252,39 +205,29 @@ type announcement func(context.Context, *singlefill.Cache[string]) error
 func deletes(ctx context.Context, c *singlefill.Cache[string]) error { return c.Delete(ctx, "k") }
 func sets(ctx context.Context, c *singlefill.Cache[string]) error    { return c.Set(ctx, "k", "v2") }
 func expires(ctx context.Context, c *singlefill.Cache[string]) error { return c.Expire(ctx, "k") }
-
-// announcements are all ways to announce a change.
-var announcements = []struct {
-	name     string
-	announce announcement
-}{{"Delete", deletes}, {"Set", sets}, {"Expire", expires}}
+func clears(ctx context.Context, c *singlefill.Cache[string]) error  { return c.Clear(ctx) }
 
 // change changes the source and announces it.
-func (s *scenario) change(ctx context.Context, process string, announce announcement) {
-	_ = s.changeKey(ctx, s.source, process, announce)
-}
-
-func (s *scenario) changeKey(ctx context.Context, of *source, process string, announce announcement) error {
-	of.mu.Lock()
-	of.version++
-	of.begun++
-	version, begun := of.version, of.begun
-	of.mu.Unlock()
-	err := announce(ctx, s.cache(process))
-	of.mu.Lock()
-	defer of.mu.Unlock()
-	if err == nil {
-		of.announced, of.ended, of.changer, of.at = version, begun, process, time.Now()
+func (s *scenario) change(process string, announce announcement) {
+	s.mu.Lock()
+	s.version++
+	s.begun++
+	version, begun := s.version, s.begun
+	s.mu.Unlock()
+	if err := announce(context.Background(), s.cache(process)); err != nil {
+		s.Errorf("%s cannot announce a change: %v", process, err)
 	}
-	return err
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.announced, s.ended = version, begun
 }
 
 // goChange starts an actor that changes the source, and then calls GetOrLoad in another process.
 func (s *scenario) goChange(changer, process string, announce announcement) {
-	s.Go(changer, changer, func(ctx context.Context) {
-		s.change(ctx, changer, announce)
+	s.Go(changer, changer, func() {
+		s.change(changer, announce)
 		s.At(process, "begins")
-		_, _ = s.get(ctx, process, process+", after the change,")
+		_, _ = s.get(process, process+", after the change,")
 	})
 }
 
@@ -301,15 +244,10 @@ func (s *scenario) fillAndExpire() {
 // end runs the schedule to its end, closes the caches, and checks what they have left in Redis.
 func (s *scenario) end() {
 	s.Run()
-	if s.mayOverlap { // a lock that no process could release expires
-		s.Settle(lockTTL + schedule.Step)
+	if record, _ := s.Server.Get("ns:{k}:lock"); strings.HasPrefix(record, "H") {
+		s.Errorf("the lock is left behind: %q", record)
 	}
-	for key := range s.sources {
-		if record, _ := s.Server.Get("ns:{" + key + "}:lock"); strings.HasPrefix(record, "H") {
-			s.Errorf("the lock of %s is left behind: %q", key, record)
-		}
-	}
-	s.Go("Z", "Z", func(context.Context) {
+	s.Go("Z", "Z", func() {
 		for _, c := range s.caches {
 			if err := c.Close(); err != nil {
 				s.Errorf("Close: %v", err)
@@ -319,15 +257,13 @@ func (s *scenario) end() {
 	s.Run()
 	reader := s.newCache(s.admin)
 	defer reader.Close()
-	for key, of := range s.sources {
-		if v, err := reader.Get(context.Background(), key); err == nil && of.versionOf(v) < of.announced && !s.mayBeStale {
-			s.Errorf("the cache has %s in the end, but v%d was announced", v, of.announced)
-		}
+	if v, err := reader.Get(context.Background(), "k"); err == nil && versionOf(v) < s.announced && !s.mayBeStale {
+		s.Errorf("the cache has %s in the end, but v%d was announced", v, s.announced)
 	}
 }
 
-func (s *source) wantLoads(want int) {
+func (s *scenario) wantLoads(want int) {
 	if len(s.loads) != want {
-		s.world.Errorf("%d loads of %s, want %d", len(s.loads), s.key, want)
+		s.Errorf("%d loads, want %d", len(s.loads), want)
 	}
 }
