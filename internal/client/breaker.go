@@ -318,18 +318,23 @@ func over(ch <-chan struct{}) bool {
 	}
 }
 
-// probe asks a node for an answer, unless the Cluster has another one in its place.
+// probe asks a node for an answer, unless the Cluster has another one in its place. A cache that closes does not wait
+// for the probes of others.
 func (c *Client) probe(n *node, o *outage, closing <-chan struct{}) error {
 	if c.nodeOf(o.key).server != n.server {
 		n.close(o)
 		return nil
 	}
-	return c.reach(context.Background(), n, time.Now(), func() error {
-		if over(closing) {
-			return context.Canceled
+	waiting, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-closing:
+			cancel()
+		case <-waiting.Done():
 		}
-		return nil
-	})
+	}()
+	return c.reach(context.Background(), waiting, n, time.Now(), waiting.Err)
 }
 
 // changes queues reports that a first breaker opened, or that the last one closed. Reports are made

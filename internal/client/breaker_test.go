@@ -245,6 +245,28 @@ func TestBreaker_OpensBeforeTheCommand(t *testing.T) {
 	})
 }
 
+// A caller that leaves while it waits for the ping of another does not keep later callers from asking.
+func TestReachable_CallerLeaves(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		ask := func(leaves time.Duration) (asked bool) {
+			ctx, cancel := context.WithTimeout(t.Context(), leaves)
+			defer cancel()
+			return !w.Reachable(ctx, "k", time.Now())
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { ask(timeout * 2) })
+		time.Sleep(timeout / 3)
+		if ask(timeout / 3) {
+			t.Error("asked, while the ping of another was on its way")
+		}
+		wg.Wait()
+		if !ask(timeout * 2) {
+			t.Error("no ping was sent")
+		}
+	})
+}
+
 // The opening breaker releases those, too, that wait for the ping of another caller.
 func TestReachable_BreakerOpens(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -269,22 +291,26 @@ func TestReachable_BreakerOpens(t *testing.T) {
 
 // The end of a cache waits for one probe, its own or another cache's.
 func TestBreaker_ClosedDuringAProbe(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		rdb := mute(t)
-		w := watch(t, rdb, timeout)
-		others := []*watcher{watch(t, rdb, timeout), watch(t, rdb, timeout)}
-		w.openBreaker()
-		time.Sleep(timeout * 3 / 2)
-		begun := time.Now()
-		var wg sync.WaitGroup
-		for _, w := range append(others, w) {
-			wg.Go(w.close)
-		}
-		wg.Wait()
-		if took := time.Since(begun); took > timeout/2 {
-			t.Errorf("closed after %v; the probe had half of its time left", took)
-		}
-	})
+	t.Parallel()
+	for closed := range 4 { // one of three, or all
+		synctest.Test(t, func(t *testing.T) {
+			rdb := mute(t)
+			all := []*watcher{watch(t, rdb, timeout), watch(t, rdb, timeout), watch(t, rdb, timeout)}
+			all[0].openBreaker()
+			time.Sleep(timeout * 3 / 2)
+			begun := time.Now()
+			var wg sync.WaitGroup
+			for i, w := range all {
+				if closed == i || closed == len(all) {
+					wg.Go(w.close)
+				}
+			}
+			wg.Wait()
+			if took := time.Since(begun); took > timeout/2 {
+				t.Errorf("cache %d closed after %v; the probe had half of its time left", closed, took)
+			}
+		})
+	}
 }
 
 // A slow command alone opens no breaker, even if the server takes nearly half of a command's time for a ping.

@@ -204,32 +204,32 @@ func (c *Client) doubt(n *node, since time.Time) {
 // others does not ask while the breaker is open.
 func (c *Client) Reachable(ctx context.Context, key string, after time.Time) bool {
 	n := c.nodeOf(key)
-	err := c.reach(ctx, n, after, func() error { return c.refusal(n) })
+	err := c.reach(ctx, ctx, n, after, func() error { return c.refusal(n) })
 	return ctx.Err() != nil || !Unreachable(err) || errors.Is(err, ErrAway)
 }
 
 var errSilent = errors.New("no answer to a ping")
 
 // reach pings a node, unless a ping sent after a time has shown that it does not answer. The callers that have
-// waited for a ping to be sent share its outcome. A caller that has waited for another ping sends none if leave
-// returns an error.
-func (c *Client) reach(ctx context.Context, n *node, after time.Time, leave func() error) error {
+// waited for a ping to be sent share its outcome. A caller waits for the ping of another until waiting ends, and for its
+// own until ctx ends. After the ping of another it sends none if leave returns an error.
+func (c *Client) reach(ctx, waiting context.Context, n *node, after time.Time, leave func() error) error {
 	if n.silent(after, c.least()) {
 		return errSilent
 	}
 	turn := &flight.Turn[error]{Key: c.Timeout.String()}
 	turns := func(int) *flight.Turn[error] { return turn }
 	n.pings.Arrive(1, turns)
+	defer n.pings.End(1, turns) // also if a hook of the user's client panics
 	waits := !turn.Held()
 	if waits {
-		if err := n.pings.Await(ctx, 1, turns); err != nil {
+		if err := n.pings.Await(waiting, 1, turns); err != nil {
 			return err
 		}
 	}
 	if turn.Found != nil {
 		return *turn.Found
 	}
-	defer n.pings.End(1, turns)     // also if a hook of the user's client panics
 	if n.silent(after, c.least()) { // the ping before, which others may have called after
 		return errSilent
 	}
