@@ -27,7 +27,7 @@ import (
 //  4. tell the other processes to empty their memory: its values may no longer be in Redis;
 //  5. complete the books, unless one has been lost since.
 //
-// Any other order leaves old values: see model_test.go of package tags.
+// Any other order leaves old values, as a model has shown: see package tags.
 type rebuild struct {
 	*Tags
 	info event.TagInfo

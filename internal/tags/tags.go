@@ -19,7 +19,8 @@
 // lock without which the value is not stored. If it comes after the mark, the mark refuses it, unless the
 // sequence was read after the mark, too: then the source was asked after the invalidation had begun. Any
 // other order of these steps, or an invalidation that removes the keys it has found from the index, leaves
-// old values: see model_test.go.
+// old values. A model of the protocol found that, which visits every state: internal/tags/model_test.go of commit
+// b4cfbbe. Before you change the protocol, take the model from there.
 //
 // Members leave an index when their values have ended, whatever has become of the values before. Set is
 // right without a proof: a Set at the same time as an invalidation may come before or after it.
