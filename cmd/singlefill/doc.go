@@ -11,7 +11,6 @@
 //	singlefill tags users               # the tags of a namespace, and how many keys each has
 //	singlefill locks users              # loads in flight: the fill locks of a namespace
 //	singlefill locks                    # locks of package lock, their holders and waiters
-//	singlefill top users                # the same every two seconds
 //	singlefill version                  # of this command, such as v1.2.3
 //
 // Flags of a command come before or after its arguments; behind -- nothing is a flag. singlefill COMMAND
@@ -32,11 +31,10 @@
 //
 // # What the commands cost
 //
-// ls, locks and top find keys by SCAN, on one master after the other, and never by KEYS: they look at
+// ls and locks find keys by SCAN, on one master after the other, and never by KEYS: they look at
 // each key of the server, and hold up no other command for more than a moment. ls reads the first 35
 // bytes of each value, get the whole of one. These commands, and ttl, change nothing: a user with the
-// rights +@read +info +ping +time is enough, with a Cluster also +@connection +cluster. Of a database with
-// more than 100,000 keys top shows a part at a time.
+// rights +@read +info +ping +time is enough, with a Cluster also +@connection +cluster.
 //
 // # What the changes promise
 //

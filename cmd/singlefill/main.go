@@ -70,7 +70,6 @@ var commands = []command{
 	{"clear", "NAMESPACE", "delete all keys of a namespace, or those that have a tag", 1, 1, prepareClear},
 	{"tags", "NAMESPACE", "show the tags of a namespace, and how many keys each has", 1, 1, prepareTags},
 	{"locks", "[NAMESPACE]", "show the loads under way in a namespace, or the locks of package lock", 0, 1, prepareLocks},
-	{"top", "NAMESPACE", "show keys, loads and the server, again and again", 1, 1, prepareTop},
 }
 
 const many = 1 << 20

@@ -9,12 +9,8 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/url"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -396,9 +392,6 @@ func TestLocks(t *testing.T) {
 			if len(loads) != 1 || loads[0].Key != "}k" || len(loads[0].Holder) != 26 || loads[0].Held < 0 || loads[0].Held > 60 || loads[0].Left <= 0 || loads[0].Left > 20 {
 				t.Errorf("during a load: %+v", loads)
 			}
-			if text := c.ok("top", "-count=1", ns); !strings.Contains(text, "loads 1") || !strings.Contains(text, "}k") {
-				t.Errorf("top shows\n%s", text)
-			}
 			return "v", nil
 		})
 		check(t, err)
@@ -461,31 +454,6 @@ func TestLocks(t *testing.T) {
 	})
 }
 
-// top counts values and what has happened since the last view.
-func TestTop(t *testing.T) {
-	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
-		ns, ctx := redistest.Namespace(t), t.Context()
-		cache := cachetest.NewCacheIn[string](t, rdb, ns, nil)
-		for i := range 30 {
-			check(t, cache.Set(ctx, fmt.Sprint(i), "v"))
-		}
-		views := json.NewDecoder(strings.NewReader(c.ok("top", "-json", "-count=2", "-interval=100ms", ns)))
-		for range 2 {
-			var v struct {
-				Values  int
-				Scanned float64
-			}
-			check(t, views.Decode(&v))
-			if v.Values != 30 || v.Scanned != 1 {
-				t.Errorf("%+v, want 30 values", v)
-			}
-		}
-		if views.More() {
-			t.Error("more views than -count says")
-		}
-	})
-}
-
 // A user who may only read can use all commands that change nothing.
 func TestReadOnlyUser(t *testing.T) {
 	t.Parallel()
@@ -496,7 +464,7 @@ func TestReadOnlyUser(t *testing.T) {
 	var user redis.Options
 	s.User(t, "~*", "+@read", "+info", "+ping", "+time")(&user)
 	c := terminal{TB: t, url: fmt.Sprintf("redis://%s:%s@%s", user.Username, user.Password, s.Addr)}
-	for _, args := range [][]string{{"ls"}, {"ls", ns}, {"get", ns, "k"}, {"ttl", ns, "k"}, {"locks", ns}, {"locks"}, {"top", "-count=1", ns}} {
+	for _, args := range [][]string{{"ls"}, {"ls", ns}, {"get", ns, "k"}, {"ttl", ns, "k"}, {"locks", ns}, {"locks"}} {
 		c.ok(args...)
 	}
 	c.fails(1, "NOPERM", "del", ns, "k")
@@ -544,8 +512,6 @@ func TestUsage(t *testing.T) {
 		"-limit is -1: 0 or more is allowed":                    {"ls", "-limit=-1", "ns"},
 		"-match selects keys: name their NAMESPACE":             {"ls", "-match=user*"},
 		`-codec is "x": auto, msgpack, json or raw is allowed`:  {"get", "-codec=x", "ns", "k"},
-		"-interval is 1ms: at least 100ms is allowed":           {"top", "-interval=1ms", "ns"},
-		"-count is -1: 0 or more is allowed":                    {"top", "-count=-1", "ns"},
 	} {
 		c.fails(2, message, args...)
 	}
@@ -601,44 +567,5 @@ func TestConnect_TLSPort(t *testing.T) {
 			}
 		}
 		check(t, l.Close())
-	}
-}
-
-// The program ends at an interrupt, quietly if it is top, and with a status.
-func TestProgram(t *testing.T) {
-	t.Parallel()
-	if runtime.GOOS == "windows" {
-		t.Skip("there is no interrupt of another process")
-	}
-	s := redistest.Shared(t)
-	ns := redistest.Namespace(t)
-	check(t, cachetest.NewCacheIn[string](t, s.Client(t), ns, nil).Set(t.Context(), "k", "v"))
-	program := filepath.Join(t.TempDir(), "singlefill")
-	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	start := func(args ...string) (*exec.Cmd, *bytes.Buffer) {
-		cmd := exec.Command(program, args...)
-		cmd.Env = append(os.Environ(), "REDIS_URL="+(&url.URL{Scheme: "redis", Host: s.Addr}).String())
-		var out bytes.Buffer
-		cmd.Stderr = &out
-		return cmd, &out
-	}
-	cmd, _ := start("ls", ns)
-	if out, err := cmd.Output(); err != nil || !strings.Contains(string(out), "fresh") || strings.Contains(string(out), "\x1b") {
-		t.Errorf("ls: %v, %q", err, out)
-	}
-	cmd, stderr := start("get", ns, "unknown")
-	if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(stderr.String(), "singlefill: ") {
-		t.Errorf("get: %v, %q", err, stderr)
-	}
-	cmd, stderr = start("top", "-json", ns)
-	pipe, err := cmd.StdoutPipe()
-	check(t, err, cmd.Start())
-	var v map[string]any
-	check(t, json.NewDecoder(pipe).Decode(&v)) // it shows views
-	check(t, cmd.Process.Signal(os.Interrupt))
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("top ends with %v, %s", err, stderr)
 	}
 }

@@ -40,7 +40,7 @@ type shape struct {
 var above = map[string]struct{ circle, files, wide int }{
 	"/internal/filllock": {0, 0, 1},
 	"/internal/near":     {0, 0, 1},
-	"/cmd/singlefill":    {9, 9, 0},
+	"/cmd/singlefill":    {8, 8, 0},
 }
 
 // No package of the library has a circle of more than four files, a type whose methods are in more than four, or
@@ -189,27 +189,4 @@ func reach(uses map[string]map[string]bool, from string) map[string]bool {
 		}
 	}
 	return seen
-}
-
-// The measures see a circle, the methods of a type, and a wide function, and no circle where there is none.
-func TestShape_Seen(t *testing.T) {
-	t.Parallel()
-	for last, want := range map[string]int{"func e() { a() }": 5, "func e() {}": 0} {
-		fset := token.NewFileSet()
-		var files []*ast.File
-		for i, text := range []string{
-			"type T struct{}", "func a() { b() }", "func b() { c() }", "func (T) m() { c() }; func c() { d() }",
-			"func (*T) n(_, _, _, _, _, _ int) { e() }; func d() { e() }", "func (T) o() (a, b, c, d int) { return }; " + last,
-		} {
-			file, err := parser.ParseFile(fset, fmt.Sprint(i, ".go"), "package p; "+text, parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
-			files = append(files, file)
-		}
-		s := measure(t, "p", fset, files, nil)
-		if len(s.circle) != want || len(s.methods) != 1+3 || len(s.wide) != 2 {
-			t.Errorf("measured %+v, want a circle of %d files", s, want)
-		}
-	}
 }
