@@ -18,7 +18,6 @@ import (
 // to fail, to hang, or to be slow. Its methods [Source.Load] and [Source.LoadMany] are a
 // [singlefill.Loader] and a [singlefill.ManyLoader]. A Source is safe for concurrent use.
 type Source[T any] struct {
-	t     testing.TB
 	load  singlefill.Loader[T]
 	begun time.Time
 
@@ -32,9 +31,8 @@ type Source[T any] struct {
 
 // A hold is the time between Hold and Release.
 type hold struct {
-	calls  int // that wait for release; Source.mu protects it
-	over   chan struct{}
-	bubble string // in which Hold was called
+	calls int // that wait for release; Source.mu protects it
+	over  chan struct{}
 }
 
 // A call is a call of Load or LoadMany. Source.mu protects it.
@@ -56,7 +54,7 @@ func NewSource[T any](t testing.TB, load singlefill.Loader[T]) *Source[T] {
 	if load == nil {
 		t.Fatalf("singlefilltest: NewSource: load is nil: a Loader is needed")
 	}
-	s := &Source[T]{t: t, load: load, begun: time.Now(), changed: make(chan struct{})}
+	s := &Source[T]{load: load, begun: time.Now(), changed: make(chan struct{})}
 	t.Cleanup(s.Release)
 	return s
 }
@@ -117,11 +115,6 @@ func (s *Source[T]) begin(keys []string) (c *call, h *hold, slow time.Duration) 
 func (s *Source[T]) waitFor(ctx context.Context, h *hold) error {
 	if h == nil {
 		return nil
-	}
-	if used := bubble(); used != h.bubble {
-		err := misplaced("Hold", h.bubble, used)
-		s.t.Errorf("%v", err)
-		return err
 	}
 	select {
 	case <-h.over:
@@ -189,7 +182,7 @@ func (s *Source[T]) Hold() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.hold == nil {
-		s.hold = &hold{over: make(chan struct{}), bubble: bubble()}
+		s.hold = &hold{over: make(chan struct{})}
 	}
 }
 
@@ -197,15 +190,10 @@ func (s *Source[T]) Hold() {
 func (s *Source[T]) Release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.hold == nil {
-		return
-	}
-	if at := bubble(); s.hold.bubble != "" && at != s.hold.bubble {
-		s.t.Errorf("%v", misplaced("Hold", s.hold.bubble, at)) // a close would end the process
-	} else {
+	if s.hold != nil {
 		close(s.hold.over)
+		s.hold = nil
 	}
-	s.hold = nil
 }
 
 // awaitLimit is generous: it only decides how long a failing test takes.
