@@ -30,15 +30,3 @@ func (w *world) maxAge(t *testing.T, path string, least, most int) {
 		t.Errorf("GET %s: Cache-Control %q, %v; want %d to %d", path, header, err, least, most)
 	}
 }
-
-// After a Clear nothing is in the caches.
-func TestClear(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
-		w.answers(t, http.MethodPost, "/clear", http.StatusNoContent, "")
-		loads := w.products.Stats().Loads
-		w.check(t, http.MethodGet, "", http.StatusOK, `"Product 42"`)
-		if n := w.products.Stats().Loads - loads; n != 1 {
-			t.Errorf("%d loads, want one", n)
-		}
-	})
-}
