@@ -6,12 +6,10 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -288,28 +286,6 @@ func testRunningFleet(t *testing.T, rdb redis.UniversalClient, inner singlefill.
 	}
 }
 
-func TestZstd_Concurrent(t *testing.T) {
-	t.Parallel()
-	codec := compress.Zstd(nil, nil)
-	var wg sync.WaitGroup
-	for i := range 16 {
-		wg.Go(func() {
-			for range 100 {
-				want := strings.Repeat(fmt.Sprint(i, " "), 1000)
-				data, err := codec.Marshal(want)
-				var got string
-				if err == nil {
-					err = codec.Unmarshal(data, &got)
-				}
-				if err != nil || got != want {
-					t.Errorf("got %.20q, %v", got, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-}
-
 // No bytes make Unmarshal panic, or take more memory than it allows; what Marshal writes is read.
 func FuzzZstd(f *testing.F) {
 	codec := compress.Zstd(singlefill.Raw, &compress.Options{MinSize: 1})
@@ -330,61 +306,4 @@ func FuzzZstd(f *testing.F) {
 			t.Errorf("%d bytes became %d", len(in), len(v))
 		}
 	})
-}
-
-// An order is a value of about size bytes in JSON.
-type order struct {
-	ID    int
-	Lines []line
-}
-
-type line struct {
-	Product, Name string
-	Quantity      int
-	Price         float64
-}
-
-func orderOf(size int) (o order) {
-	r := rand.New(rand.NewPCG(1, uint64(size)))
-	words := strings.Fields("tea green black pot cup saucer spoon sugar lemon milk honey tin leaf bag box set glass small large")
-	for n := 0; n < size; {
-		l := line{fmt.Sprintf("p-%06d", r.IntN(1e6)), words[r.IntN(len(words))] + " " + words[r.IntN(len(words))], 1 + r.IntN(9), float64(r.IntN(10_000)) / 100}
-		b, _ := json.Marshal(l)
-		n += len(b) + 1
-		o.Lines = append(o.Lines, l)
-	}
-	return o
-}
-
-// BenchmarkZstd encodes, decodes and reads from Redis values with and without compression.
-func BenchmarkZstd(b *testing.B) {
-	rdb := redistest.Start(b).Client(b, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-	for _, size := range []int{4 << 10, 64 << 10} {
-		v := orderOf(size)
-		for _, c := range []struct {
-			name  string
-			codec singlefill.Codec
-		}{
-			{"JSON", singlefill.JSON}, {"JSON, Zstd", compress.Zstd(singlefill.JSON, nil)},
-			{"MsgPack", singlefill.MsgPack}, {"MsgPack, Zstd", compress.Zstd(nil, nil)},
-		} {
-			data, err := c.codec.Marshal(v)
-			redistest.Must(b, err)
-			run := func(op string, f func() error) {
-				b.Run(fmt.Sprintf("%dKB/%s/%s", size>>10, op, c.name), func(b *testing.B) {
-					for b.Loop() {
-						redistest.Must(b, f())
-					}
-					b.ReportMetric(float64(len(data)), "bytes")
-				})
-			}
-			run("encode", func() error { _, err := c.codec.Marshal(v); return err })
-			run("decode", func() error { return c.codec.Unmarshal(data, new(order)) })
-			cache, err := singlefill.New(rdb, redistest.Namespace(b), time.Hour, &singlefill.Options[order]{Codec: c.codec})
-			redistest.Must(b, err)
-			redistest.Must(b, cache.Set(b.Context(), "k", v))
-			run("hit", func() error { _, err := cache.Get(b.Context(), "k"); return err })
-			_ = cache.Close()
-		}
-	}
 }

@@ -559,33 +559,3 @@ func TestTakes(t *testing.T) {
 		t.Errorf("%v, want %s", err, want)
 	}
 }
-
-// MsgPack.Unmarshal stays within its limit, and what it accepts can be encoded.
-func FuzzMsgPackDecode(f *testing.F) {
-	for _, v := range []any{newCodecItem(1), []codecItem{newCodecItem(2)}, map[string]any{"a": []any{1, nil, "x"}}, "s", nil} {
-		data, err := MsgPack.Marshal(v)
-		redistest.Must(f, err)
-		f.Add(data)
-	}
-	f.Add([]byte("\xd7\xff\xdf\xff\xff\xff\xff\x00\x00\x00"))
-	f.Add([]byte("\x82\xa4Kids\x92\xc0\x81\xa4Next\x80\xa3Any\xc7\x05\x01\xdf\x00\x10\x00\x00"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		before := bytes.Clone(data)
-		for _, v := range codecTargets() {
-			var err error
-			took := codecAllocated(func() { err = MsgPack.Unmarshal(data, v) })
-			if took > codecMost(MsgPack, len(data)) {
-				t.Fatalf("%T took %d bytes for %d", v, took, len(data))
-			}
-			// Nil is encoded as no value at all.
-			if _, raw := v.(*msgpack.RawMessage); err == nil && !raw {
-				if _, err := MsgPack.Marshal(reflect.ValueOf(v).Elem().Interface()); err != nil {
-					t.Fatalf("%T was read, but cannot be written: %v", v, err)
-				}
-			}
-		}
-		if !bytes.Equal(before, data) {
-			t.Fatal("Unmarshal changed the data")
-		}
-	})
-}

@@ -8,8 +8,6 @@ import (
 	"math/big"
 	"net/netip"
 	"net/url"
-	"reflect"
-	"strings"
 	"testing"
 	"time"
 
@@ -217,26 +215,7 @@ func TestTakes_Methods(t *testing.T) {
 		{Owned[int]{at, 1}, fits, ""},
 		{map[string]Owned[string]{"": {at, "x"}}, fits, ""},
 	} {
-		for name, codec := range own {
-			t.Run(fmt.Sprintf("%s %T", name, c.v), func(t *testing.T) {
-				typ := reflect.TypeOf(c.v)
-				taken := Takes(codec, typ)
-				if refused := strings.Contains(c.refusedBy, name); (taken != nil) != refused {
-					t.Fatalf("Takes returned %v, want an error: %t", taken, refused)
-				}
-				if taken != nil && !strings.Contains(taken.Error(), c.part) {
-					t.Errorf("the error does not name %q: %v", c.part, taken)
-				}
-				out := reflect.New(typ)
-				data, err := codec.Marshal(c.v)
-				if err == nil {
-					err = codec.Unmarshal(data, out.Interface())
-				}
-				if equal := err == nil && equalValues(reflect.ValueOf(c.v), out.Elem()); equal != (taken == nil) {
-					t.Errorf("Takes returned %v, and the codec %v, %+v for %+v: %q", taken, err, out.Elem(), c.v, data)
-				}
-			})
-		}
+		testTakes(t, c.v, c.refusedBy, c.part, equalValues)
 	}
 	_ = DropsBeside{note: ""}
 }
