@@ -50,9 +50,9 @@ type rooms struct {
 // New returns a [Cache] for values of T under namespace, which live for ttl. It does no I/O.
 //
 // rdb may be a client of a single server, of Sentinel or of a Cluster, an auto-pipelining client,
-// or one with client-side caching. The caller closes it after the Cache. Without
-// ContextTimeoutEnabled in its options, and with an OnConnect function or a credentials provider,
-// each command takes a goroutine. All caches and locks on one client together send no more commands
+// a Ring, or one with client-side caching. The caller closes it after the Cache. Each command takes a
+// goroutine if ContextTimeoutEnabled is off, if the client has an OnConnect function or a credentials
+// provider, and with a Ring or a type of your own. All caches and locks on one client together send no more commands
 // at a time than its pool has connections.
 //
 // New returns an error that names the argument, its value and what is allowed: a namespace without
@@ -175,8 +175,8 @@ func (c *rooms) set(ctx context.Context, key string, v any) error {
 
 // Delete removes the keys, and supersedes their loads that are in flight, in any process: their
 // values are not stored, and no GetOrLoad that begins after Delete has returned gets them, in any
-// process. Calls already waiting may still get them, and so may calls in a process that cannot
-// reach Redis. Each key is deleted together with its lock in one step; several keys are not.
+// process. With [Options.Near] other processes may return them for MaxLag. Calls already waiting may
+// still get them, and so may calls in a process that cannot reach Redis. Each key is deleted together with its lock in one step; several keys are not.
 //
 // After an error some keys may not have been deleted: call Delete again, or accept the old values
 // until they expire.
@@ -248,7 +248,7 @@ func (c *Cache[T]) Clear(ctx context.Context) error {
 // Check sends every command that the cache may ever send, on keys that no caller can use, in a
 // Cluster to every master. It returns an error that names each purpose for which Redis refuses a
 // command, or the first error if Redis does not answer. It removes its keys, which begin with the
-// namespace and ":check:" or ":log:"; if it cannot, they expire after LockTTL.
+// namespace and ":check:" or ":log:"; if it cannot, they expire, the last within a day.
 //
 // Without a right the cache goes on loading, and may store nothing: see Stats.Refused. A program
 // that never calls Clear does not need what is refused for clear. Call Check when a process starts,

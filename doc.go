@@ -25,9 +25,10 @@
 // users:{42}:lock, both in one slot. All processes that use a namespace must agree on the type, the
 // codec and the meaning of a key; when one of these changes, change the namespace ("users/2").
 //
-// The ttl given to [New] is how old a value may become if no process deletes it: choose it as if
-// every Delete could fail. No value is served after its life and the longer of its stale windows, by
-// the clock of the server. While Redis does not answer, there is no stale value to serve.
+// A value is fresh for the ttl given to [New], or for what [Options.TTLFunc] returns, if no process
+// deletes it: choose it as if every Delete could fail. Then the stale windows begin. No value is served
+// after its life and the longer of its windows, by the clock of the server. While Redis does not answer,
+// only the memory of [Options.Near] has a stale value to serve.
 //
 // # When the source changes
 //
@@ -50,8 +51,9 @@
 //
 //   - [ErrNotFound], by errors.Is: the source has no such value. An HTTP handler answers 404.
 //   - An error of the Loader, unchanged (== still holds): the load failed. The next call loads again.
-//   - [*RemoteError], by errors.As: the load failed in another process. Handle it like an error of the
-//     Loader. Its text went through Redis: put no secrets into errors.
+//   - [*RemoteError], by errors.As: the load failed in another process, or a failure is remembered
+//     ([Options.FailureTTL]). Handle it like an error of the Loader. Its text went through Redis: put no
+//     secrets into errors.
 //   - [*PanicError], by errors.As: the Loader panicked, or called runtime.Goexit. Log its Stack.
 //   - ctx.Err(), bare: the context of this caller ended. The load goes on, and a later call may find
 //     its value.

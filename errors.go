@@ -22,7 +22,7 @@ var (
 	ErrMiss = read.ErrMiss
 
 	// ErrNotFound is returned by a [Loader], bare or wrapped, if the source has no such value. Get
-	// and GetOrLoad return it for [Options.NotFoundTTL].
+	// and GetOrLoad return it for [Options.NotFoundTTL], and then within the stale windows, as a value.
 	ErrNotFound = value.ErrNotFound
 
 	// ErrNoStale marks an error of a [Loader] that all callers must see: an error that is or wraps
@@ -42,12 +42,14 @@ var (
 	// All keys of one GetOrLoadMany count as one load.
 	ErrRecursive = flight.ErrRecursive
 
-	// ErrClosed is returned by every method but Stats after Close.
+	// ErrClosed is returned after Close by each method that reads, loads, stores, invalidates or checks. A
+	// Loader that still runs may load other keys.
 	ErrClosed = flight.ErrClosed
 )
 
-// PanicError is returned by [Cache.GetOrLoad] to all callers that waited for a load whose Loader
-// panicked or called runtime.Goexit. The process goes on, and the next call loads again.
+// PanicError is returned by [Cache.GetOrLoad] to all callers of this process that waited for a load whose
+// Loader panicked or called runtime.Goexit. Callers in other processes get a [*RemoteError]. The process
+// goes on, and the next call loads again.
 type PanicError struct {
 	// Value is the argument of panic, or a text for runtime.Goexit. Error shows errors, Stringers
 	// and values of basic types, and of all others only their type.
@@ -74,7 +76,8 @@ func (e *PanicError) Unwrap() error {
 }
 
 // RemoteError is returned by [Cache.GetOrLoad] if a load in another process, for which it waited,
-// failed; in a [ValueInfo] also if the load failed before the call, within [Options.RetryAfter].
+// failed, and for [Options.FailureTTL] after a load of any process failed; in a [ValueInfo] also if the
+// load failed before the call, within [Options.RetryAfter].
 // Only the text of the error travels through Redis, at most 1 KiB of it, and the name that
 // [Options.Errors] gives it.
 type RemoteError struct {
@@ -131,8 +134,8 @@ func (s sentinels) remoteError(namespace, key, record string) error {
 	return remote
 }
 
-// ManyError is returned by [Cache.GetOrLoadMany], [Cache.GetMany] and [Cache.SetMany] if some keys
-// have errors. errors.Is and errors.As look at each of them. A [ManyLoader] returns it, not wrapped,
+// ManyError is returned by [Cache.GetOrLoadMany], [Cache.RefreshMany], [Cache.GetMany] and
+// [Cache.SetMany] if some keys have errors. errors.Is and errors.As look at each of them. A [ManyLoader] returns it, not wrapped,
 // if some of its keys have failed.
 type ManyError struct {
 	Errs map[string]error // by key

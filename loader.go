@@ -13,7 +13,8 @@ import (
 )
 
 // A Loader asks the source for the value of key. It returns [ErrNotFound], bare or wrapped, when
-// the source has no such value; the cache remembers that, and no other error.
+// the source has no such value. The cache remembers that, and other errors only with
+// [Options.FailureTTL].
 //
 // A Loader works for all callers that wait, so all Loaders given for one key must mean the same,
 // and do nothing that may not happen twice. Its ctx has the values of the call that started it, but

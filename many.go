@@ -21,8 +21,8 @@ type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, e
 
 // GetOrLoadMany returns the values under keys: from Redis those that are there, the others from
 // load, which gets them together. What [Cache.GetOrLoad] promises holds for each key by itself: it
-// is loaded once for all callers of both methods, in all processes, and a Delete refuses its own
-// key only.
+// is loaded once for all callers of both methods, in all processes, and after a Delete Redis refuses the
+// value of that key only.
 //
 // load gets the keys that this call could lock at once, which are locked and stored in a pipeline
 // for each server. Meanwhile the call waits for the keys that others load. No locked key waits for

@@ -73,15 +73,16 @@ type Options[T any] struct {
 	// within StaleIfError, which it requires; the load goes on. At least 1 ms. Default: off.
 	StaleAfter time.Duration
 
-	// RetryAfter is how long after a failed refresh no process refreshes that key. Calls that have
-	// no stale value to return still load. While Redis does not answer, it has no effect. At least
-	// 1 ms. Default: 1 s; negative: off.
+	// RetryAfter is how long after a failed load no process loads a key that has a stale value to serve,
+	// but for calls that must not return that value. While Redis does not answer, it has no effect. At
+	// least 1 ms. Default: 1 s; negative: off.
 	RetryAfter time.Duration
 
 	// FailureTTL is how long the fleet remembers that a load of this process has failed: calls without a
 	// value to serve get a [*RemoteError] in place of a load, also in processes with FailureTTL off.
-	// Panics, errors of a context, LoadTimeout and ErrClosed are not remembered. Delete, Set, Expire and
-	// Clear of the key end it. While Redis does not answer it does not hold. At least 1 ms. Default: off.
+	// Panics, errors of a context, LoadTimeout and ErrClosed are not remembered. Delete, Set or Expire of
+	// the key, or Clear, makes the fleet forget the failure. While Redis does not answer, no failure is
+	// remembered. At least 1 ms. Default: off.
 	FailureTTL time.Duration
 
 	// LockTTL is the life of the fill lock, which is renewed while a load runs: the time after

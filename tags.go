@@ -15,8 +15,9 @@ import (
 //
 // If what is known of the tags may have been lost in Redis, DeleteTag notices, and finds it out again
 // from all values of the namespace: one process does, and the others wait for it. The first DeleteTag of
-// a namespace does the same, unless Clear was called before. Tags are kept in eighths: a DeleteTag also
-// does the same if no tag in its eighth was used for a day. Reading all values supersedes all loads in flight, and
+// a namespace does the same, unless Clear was called before. The cache keeps the tags of a namespace in
+// eight groups: DeleteTag also reads all values if no tag of the group was used for a day. Reading all
+// values supersedes all loads in flight, and
 // removes values that cannot be decoded, whose tags Options.Tags does not return, or that have tags and
 // no TTL. It takes its time ([docs/figures.md]): if ctx ends first, it goes on in the background, and
 // the next call waits for it. Values in a slot of a Cluster that moves at that time may be missed, as by

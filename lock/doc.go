@@ -56,7 +56,7 @@
 //   - [ErrConflict]: a lock of another kind, or some other data, uses this name.
 //   - Any other error: a setting has to change, for example a missing permission.
 //
-// Only ErrLost and ErrNotReleased come from Do after its function has run.
+// After its function has run, Do returns that function's error, unchanged, ErrLost or ErrNotReleased.
 //
 // # Who holds it
 //
@@ -105,8 +105,8 @@
 //
 //   - the last fence, for a day, some 200 bytes for each name; after a holder that did not release a mutex,
 //     with its token;
-//   - marks of the last 500 ended attempts, which make repeated and late commands harmless. A mark
-//     lives for TTL, but at most a minute, and twice as long if a command was not answered.
+//   - marks of some hundred ended attempts, which make repeated and late commands harmless. A mark
+//     lives for TTL, at most a minute, and 2 × RedisTimeout, or twice as long if a command was not answered.
 //
 // A command to acquire that arrives even later than its mark lives may be granted although no
 // caller waits for it. That lease ends after TTL.
