@@ -42,11 +42,6 @@ type database interface {
 	//	SELECT id, name FROM products WHERE id = $1
 	Product(ctx context.Context, id string) (Product, error)
 
-	// Products is a ManyLoader. It leaves out products that do not exist.
-	//
-	//	SELECT id, name FROM products WHERE id = ANY($1)
-	Products(ctx context.Context, ids []string) (map[string]Product, error)
-
 	// Catalog is a Loader.
 	//
 	//	SELECT count(*), count(renamed_at) FROM products
@@ -102,31 +97,16 @@ func (m *memory) query(ctx context.Context) error {
 func newMemory() *memory { return &memory{names: make(map[string]string)} }
 
 func (m *memory) Product(ctx context.Context, id string) (Product, error) {
-	found, err := m.Products(ctx, []string{id})
-	if err != nil {
-		return Product{}, err
-	}
-	return found[id], exists(id)
-}
-
-func (m *memory) Products(ctx context.Context, ids []string) (map[string]Product, error) {
 	if err := m.query(ctx); err != nil {
-		return nil, err
+		return Product{}, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	found := make(map[string]Product)
-	for _, id := range ids {
-		if exists(id) != nil {
-			continue
-		}
-		name, renamed := m.names[id]
-		if !renamed {
-			name = "Product " + id
-		}
-		found[id] = Product{ID: id, Name: name}
+	name, renamed := m.names[id]
+	if !renamed {
+		name = "Product " + id
 	}
-	return found, nil
+	return Product{ID: id, Name: name}, exists(id)
 }
 
 func (m *memory) Catalog(ctx context.Context, _ string) (Catalog, error) {

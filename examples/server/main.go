@@ -4,12 +4,10 @@
 //	go -C examples/server run .         # with an embedded Redis
 //	REDIS_URL=redis://127.0.0.1:6379 go -C examples/server run .
 //	curl 127.0.0.1:8080/products/42     # 404 for a product that does not exist, such as 1000
-//	curl '127.0.0.1:8080/products?id=42&id=43&id=1000'
 //	curl -X PUT -d '{"name": "Teapot"}' 127.0.0.1:8080/products/42
 //	curl 127.0.0.1:8080/catalog         # stale for a moment after an update
 //	curl -X POST 127.0.0.1:8080/clear   # everything has changed
-//	curl 127.0.0.1:8080/stats           # also /metrics and /health
-//	go -C examples/server run . -spans=/dev/stderr
+//	curl 127.0.0.1:8080/metrics         # also /health
 //
 // The dashboard for Grafana and the alert rules are in the folder grafana of the repository.
 package main
@@ -25,7 +23,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -51,18 +48,12 @@ func run(args []string, db database) error {
 	flags := flag.NewFlagSet("server", flag.ExitOnError)
 	listen := flags.String("listen", "127.0.0.1:8080", "`address` to listen on; port 0: any free port")
 	timeout := flags.Duration("timeout", 2*time.Second, "deadline of one request")
-	spans := flags.String("spans", "", "`file` to append spans of OpenTelemetry to; empty: none")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
-	tracers, stopSpans, err := openSpans(*spans)
-	if err != nil {
-		return err
-	}
-	defer stopSpans()
 	rdb, closeRedis, err := openRedis(os.Getenv("REDIS_URL"))
 	if err != nil {
 		return err
@@ -86,7 +77,7 @@ func run(args []string, db database) error {
 		return err
 	}
 
-	metrics, err := observe(caches, outbox, tracers)
+	metrics, err := observe(caches, outbox)
 	if err != nil {
 		return err
 	}
@@ -96,7 +87,7 @@ func run(args []string, db database) error {
 	worker.Go(func() { s.workOff(working) })
 	defer worker.Wait()
 	defer stopWorking()
-	server := &http.Server{Handler: otelhttp.NewHandler(s.routes(), "", otelhttp.WithTracerProvider(tracers)), ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: otelhttp.NewHandler(s.routes(), ""), ReadHeaderTimeout: 5 * time.Second}
 	listener, err := net.Listen("tcp", *listen)
 	if err != nil {
 		return err
@@ -152,12 +143,10 @@ type service struct {
 
 func (s *service) routes() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /products", s.list)
 	mux.HandleFunc("GET /products/{id}", s.product)
 	mux.HandleFunc("PUT /products/{id}", s.rename)
 	mux.HandleFunc("GET /catalog", s.all)
 	mux.HandleFunc("POST /clear", s.clear) // behind your authentication
-	mux.HandleFunc("GET /stats", s.stats)
 	mux.HandleFunc("GET /health", s.health)
 	mux.Handle("GET /metrics", s.metrics)
 	return mux
@@ -174,32 +163,6 @@ func (s *service) product(w http.ResponseWriter, r *http.Request) {
 	keepUntil(w, info.Expires)
 	reply(w, product)
 }
-
-// list answers with the products that exist, in the order of the request. Those that are not in the
-// cache take one query.
-func (s *service) list(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
-	defer cancel()
-	ids := r.URL.Query()["id"]
-	if len(ids) > maxList || slices.Contains(ids, "") {
-		http.Error(w, fmt.Sprintf("up to %d ids are allowed, none of them empty", maxList), http.StatusBadRequest)
-		return
-	}
-	found, err := s.products.GetOrLoadMany(ctx, ids, s.db.Products)
-	if err != nil {
-		s.fail(w, r, err)
-		return
-	}
-	products := make([]Product, 0, len(found))
-	for _, id := range ids {
-		if product, ok := found[id]; ok {
-			products = append(products, product)
-		}
-	}
-	reply(w, products)
-}
-
-const maxList = 100
 
 func (s *service) all(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
@@ -233,10 +196,6 @@ func (s *service) fail(w http.ResponseWriter, r *http.Request, err error) {
 		log.Printf("%s: %v", r.URL, err)
 		http.Error(w, "something went wrong", http.StatusInternalServerError)
 	}
-}
-
-func (s *service) stats(w http.ResponseWriter, _ *http.Request) {
-	reply(w, map[string]singlefill.Stats{"products": s.products.Stats(), "catalog": s.catalog.Stats()})
 }
 
 func reply(w http.ResponseWriter, v any) {

@@ -13,7 +13,6 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/lock"
 	"github.com/singlefill/singlefill/singlefilltest"
-	"go.opentelemetry.io/otel/trace/noop"
 )
 
 // A world is the service in a bubble, with a Redis that can be silenced and product 42 in the cache.
@@ -42,7 +41,7 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 		w := &world{memory: newMemory(), rdb: rdb, renamed: func() {}}
 		outbox, err := lock.NewMutex(rdb, "outbox", nil)
 		redistest.Must(t, err)
-		metrics, err := observe(caches, outbox, noop.NewTracerProvider())
+		metrics, err := observe(caches, outbox)
 		redistest.Must(t, err)
 		w.service = &service{caches: caches, db: w, outbox: outbox, metrics: metrics, timeout: 2 * time.Second}
 		ctx, cancel := context.WithCancel(t.Context())
