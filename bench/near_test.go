@@ -12,11 +12,8 @@ import (
 	"github.com/go-redis/cache/v9"
 	"github.com/maypok86/otter/v2"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/rueidis"
-	"github.com/redis/rueidis/rueidisaside"
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
-	"github.com/vmihailenco/msgpack/v5"
 )
 
 // BenchmarkNear measures Options.Near. docs/scale.md has a fleet of processes.
@@ -152,58 +149,13 @@ func prefixed(prefix string, keys []string) []string {
 	return all
 }
 
-// clientCaches are the client-side caches: of go-redis, of rueidis, and of rueidisaside, which adds
-// a loader. They keep replies, which decode decodes at each hit.
-func clientCaches(b *testing.B, h *nearReads, addr string, data []byte, decode func(data string) error) []contender {
-	tracking := open(b, addr, func(o *redis.Options) {
-		o.Protocol, o.ClientSideCacheConfig = 3, &redis.ClientSideCacheConfig{}
-	})
-	raw := prefixed("raw:", h.draws)
-	for _, key := range h.keys {
-		must(tracking.Set(b.Context(), "raw:"+key, data, time.Hour).Result())
-	}
-	direct := openRueidis(b, addr)
-	aside := must(rueidisaside.NewClient(rueidisaside.ClientOption{ClientOption: rueidis.ClientOption{InitAddress: []string{addr}}}))
-	b.Cleanup(aside.Close)
-	text := string(data)
-	load := func(context.Context, string) (string, error) { return text, nil }
-	all := []contender{
-		{"rueidisaside", func(i int) error {
-			v, err := aside.Get(h.ctx(i), time.Hour, h.key(i), load)
-			if err != nil {
-				return err
-			}
-			return decode(v)
-		}},
-		{"rueidis DoCache", func(i int) error {
-			v, err := direct.DoCache(h.ctx(i), direct.B().Get().Key(raw[i&(nearDraws-1)]).Cache(), time.Hour).ToString()
-			if err != nil {
-				return err
-			}
-			return decode(v)
-		}},
-		{"go-redis, client-side caching", func(i int) error {
-			v, err := tracking.Get(h.ctx(i), raw[i&(nearDraws-1)]).Result()
-			if err != nil {
-				return err
-			}
-			return decode(v)
-		}},
-	}
-	for _, c := range all {
-		redistest.Must(b, share(nearDraws, 64, c.op))
-	}
-	return all
-}
-
 func nearStrings(b *testing.B, goroutines, keys int) {
-	addr := redistest.Start(b).Addr
-	rdb := open(b, addr)
+	rdb := open(b, redistest.Start(b).Addr)
 	h := newNearReads(b, goroutines, keys)
 	value := strings.Repeat("v", 100)
 	var plain sync.Map
 	h.fill(b, rdb, func(key string) { plain.Store(key, value) })
-	race{ops: h.ops(4 * nearDraws), goroutines: goroutines, bases: []string{"otter"}, contenders: append([]contender{
+	race{ops: h.ops(4 * nearDraws), goroutines: goroutines, bases: []string{"otter"}, contenders: []contender{
 		nearOtter(b, "otter", h, rdb, otter.Options[string, string]{}, value),
 		nearOtter(b, "otter, its entries expire", h, rdb, otter.Options[string, string]{
 			ExpiryCalculator: otter.ExpiryWriting[string, string](time.Hour),
@@ -217,7 +169,7 @@ func nearStrings(b *testing.B, goroutines, keys int) {
 		}},
 		nearSinglefill(b, "singlefill", h, newCache(b, rdb, near[string](false)), value),
 		nearGoRedisCache(h, rdb, value),
-	}, clientCaches(b, h, addr, []byte(value), func(string) error { return nil })...)}.run(b)
+	}}.run(b)
 }
 
 // An openOrder is an order that cannot be copied field by field, since it may hold anything.
@@ -227,20 +179,15 @@ type openOrder struct {
 }
 
 func nearStructs(b *testing.B, goroutines int) {
-	addr := redistest.Start(b).Addr
-	rdb := open(b, addr)
+	rdb := open(b, redistest.Start(b).Addr)
 	h := newNearReads(b, goroutines, nearKeys)
 	value := orderOf(2 << 10)
-	decode := func(data string) error {
-		_, err := decoded([]byte(data), nil)
-		return err
-	}
 	// Blocks are shorter than for strings, since decoding takes a hundred times as long.
-	race{ops: h.ops(2000), goroutines: goroutines, bases: []string{"otter"}, contenders: append([]contender{
+	race{ops: h.ops(2000), goroutines: goroutines, bases: []string{"otter"}, contenders: []contender{
 		nearOtter(b, "otter", h, rdb, otter.Options[string, order]{}, value),
 		nearSinglefill(b, "singlefill, Share", h, newCache(b, rdb, near[order](true)), value),
 		nearSinglefill(b, "singlefill, copied", h, newCache(b, rdb, near[order](false)), value),
 		nearSinglefill(b, "singlefill, decoded", h, newCache(b, rdb, near[openOrder](false)), openOrder{value, nil}),
 		nearGoRedisCache(h, rdb, value),
-	}, clientCaches(b, h, addr, must(msgpack.Marshal(&value)), decode)...)}.run(b)
+	}}.run(b)
 }
