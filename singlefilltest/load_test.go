@@ -2,7 +2,6 @@ package singlefilltest_test
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"sync"
 	"testing"
@@ -15,15 +14,13 @@ import (
 	"github.com/singlefill/singlefill/singlefilltest"
 )
 
-// The number of rounds is small, since a miniredis takes a millisecond for a script, and ten with -race.
-var rounds = flag.Int("rounds", 8, "rounds of TestRedis_Load, of 50 calls at once")
-
 // A handler that many requests meet at once finds a Redis that answers: with cold keys, with Near, with
 // calls for many keys and with locks, in a bubble and in real time.
 //
 //fault:kit-load
 func TestRedis_Load(t *testing.T) {
 	const goroutines = 50
+	const rounds = 8                  // a miniredis takes a millisecond for a script, and ten with -race
 	const patience = 10 * time.Second // in real time the machine may be slow
 	type calling = func(ctx context.Context, key string) error
 	caching := func(near *singlefill.Near, call func(context.Context, *singlefill.Cache[string], string) (string, error)) func(*testing.T, *redis.Client) calling {
@@ -64,7 +61,7 @@ func TestRedis_Load(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			both(t, func(t *testing.T) {
 				var call calling
-				for round := range *rounds {
+				for round := range rounds {
 					if round%4 == 0 { // another client, whose connections are all dialled at once
 						call = variant(t, singlefilltest.Redis(t))
 					}

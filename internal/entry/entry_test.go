@@ -172,38 +172,6 @@ func TestExpire_Patches(t *testing.T) {
 	}
 }
 
-// Expire only marks an entry stale, and bytes that Parse refuses stay refused.
-func FuzzExpire(f *testing.F) {
-	for _, g := range goldenEntries(f) {
-		f.Add(goldenBytes(f, g.Stored), int64(1700000000000))
-	}
-	f.Add([]byte("some text of somebody else, long enough"), int64(0))
-	f.Fuzz(func(t *testing.T, data []byte, ms int64) {
-		now := time.UnixMilli(ms & math.MaxInt64)
-		got := patched(t, data, now)
-		before, errBefore := Parse(data)
-		after, errAfter := Parse(got)
-		if (errBefore == nil) != (errAfter == nil) {
-			t.Fatalf("%x: %v, %x: %v", data, errBefore, got, errAfter)
-		}
-		if errBefore != nil {
-			return
-		}
-		want := now
-		// No entry was written before 1970.
-		if until := before.FreshUntil; until.Before(now) && until.UnixMilli() >= 0 {
-			want = until
-		}
-		if !after.Expired || !after.FreshUntil.Equal(want) || !after.WrittenAt.Equal(before.WrittenAt) ||
-			after.NotFound != before.NotFound || after.Format != before.Format || after.LoadTime != before.LoadTime || !bytes.Equal(after.Payload, before.Payload) {
-			t.Errorf("%+v has become %+v at %v", before, after, now)
-		}
-		if Header(got) == Header(data) {
-			t.Errorf("%x can be taken for the entry before", got)
-		}
-	})
-}
-
 // Parse accepts only bytes that Encode could have written, and never panics.
 func FuzzEntry(f *testing.F) {
 	for _, g := range goldenEntries(f) {

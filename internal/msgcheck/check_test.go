@@ -122,22 +122,6 @@ func TestCheck_EveryCode(t *testing.T) {
 	}
 }
 
-// Check allocates nothing up to a depth of 32.
-func TestCheck_Allocations(t *testing.T) {
-	data := append(repeat("", "\x91", inlineDepth), 0xc0)
-	if n := testing.AllocsPerRun(100, func() { Check(data, maxDepth) }); n != 0 {
-		t.Errorf("%v allocations at depth %d", n, inlineDepth)
-	}
-	data, err := msgpack.Marshal(map[string]any{
-		"time": time.Unix(1700000000, 0xdf<<22), "list": []any{nil, 1.5, "text", map[string]any{}},
-	})
-	redistest.Must(t, err)
-	// One for a map-like time.
-	if n := testing.AllocsPerRun(10, func() { Check(data, maxDepth) }); n > 1 {
-		t.Errorf("%v allocations", n)
-	}
-}
-
 // isWhole reports whether the decoder, which reads each header in its own way, finds exactly one
 // whole value in data.
 func isWhole(data []byte) bool {
