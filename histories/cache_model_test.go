@@ -9,7 +9,7 @@ import (
 )
 
 // The ops of a cache's history, each of which is about one key. A write is a change of the source and
-// then a Delete, Set, SetMany, Expire or Clear.
+// then a Delete, Set, SetMany or Expire.
 const (
 	opGetOrLoad = "GetOrLoad"
 	opGet       = "Get"
@@ -18,7 +18,6 @@ const (
 	opDelete    = "Delete" // belongs to a change, like Set and Expire
 	opSet       = "Set"
 	opExpire    = "Expire"
-	opClear     = "Clear" // belongs to a change, or to none if only another key has changed
 
 	opGetOrLoadMany = "GetOrLoadMany"
 	opGetMany       = "GetMany"
@@ -49,7 +48,7 @@ func isMany(o op) bool { return o.Name == opGetMany || o.Name == opGetOrLoadMany
 func isBare(o op) bool { return o.Name == opGet || isMany(o) }
 
 func isInvalidation(o op) bool {
-	return o.Name == opDelete || o.Name == opExpire || o.Name == opClear || isSet(o)
+	return o.Name == opDelete || o.Name == opExpire || isSet(o)
 }
 
 func isSet(o op) bool { return o.Name == opSet || o.Name == opSetMany }

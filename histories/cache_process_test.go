@@ -60,19 +60,6 @@ func (x *process) openCache(namespace string, p profile) *singlefill.Cache[int64
 	return cache
 }
 
-// cacheOf returns the cache of a history. What a Clear removes is of this history only.
-func (x *process) cacheOf(p plan) (cache *singlefill.Cache[int64], closes func()) {
-	if !p.Clears {
-		return x.caches[p.Of], func() {}
-	}
-	cache = x.openCache(p.Of+" "+p.Name, profiles[p.Of])
-	return cache, func() {
-		if err := cache.Close(); err != nil {
-			x.trouble("Close", err)
-		}
-	}
-}
-
 func (x *process) redisError(ctx context.Context, op string, err error) {
 	if op == "store" || op == "release" {
 		for _, first := range callsOf(ctx) {
@@ -151,19 +138,6 @@ func (x *process) version(name string) int64 {
 
 var errSource = errors.New("the source is down")
 
-// loader is manyLoader for one key.
-func (x *process) loader(p plan) singlefill.Loader[int64] {
-	load := x.manyLoader(p)
-	return func(ctx context.Context, name string) (int64, error) {
-		versions, err := load(ctx, []string{name})
-		v, ok := versions[name]
-		if err == nil && !ok {
-			err = singlefill.ErrNotFound
-		}
-		return v, err
-	}
-}
-
 // beginLoad reports a load of one key, which the call first has started.
 func (x *process) beginLoad(p plan, first *call) *call {
 	p.Key = first.key
@@ -175,44 +149,129 @@ func (x *process) beginLoad(p plan, first *call) *call {
 	return l
 }
 
-func (x *process) cacheThread(p plan) (act func(rng *rand.Rand, writer bool), closes func()) {
-	cache, closes := x.cacheOf(p)
-	act = func(rng *rand.Rand, writer bool) {
+func (x *process) cacheThread(p plan) func(rng *rand.Rand, writer bool) {
+	cache := x.caches[p.Of]
+	return func(rng *rand.Rand, writer bool) {
 		keys := rng.Perm(p.Keys)[:1+rng.IntN(p.Keys)]
 		many := len(keys) > 1 || rng.IntN(8) == 0
-		n := rng.IntN(10)
-		switch {
+		switch n := rng.IntN(10); {
 		case n >= 7 && (writer || !p.Sole):
 			x.write(p, rng, cache, keys, many)
-		case n == 6 && many:
-			x.getMany(p, cache, keys)
 		case n == 6:
-			p := p.at(keys[0])
-			c := x.begin(p, opGet, 0, 0)
-			v, err := cache.Get(calls{p.Name: c}.inside(context.Background()), p.Name)
-			x.endRead(c, v, singlefill.ValueInfo{}, err)
-		case many:
-			ctx, cancel := x.callerContext(p, rng)
-			x.getOrLoadMany(ctx, p, cache, keys)
-			cancel()
+			x.get(p, cache, keys, many)
 		default:
-			p := p.at(keys[0])
-			ctx, cancel := x.callerContext(p, rng)
-			c := x.begin(p, opGetOrLoad, 0, 0)
-			v, info, err := cache.GetOrLoadInfo(calls{p.Name: c}.inside(ctx), p.Name, x.loader(p))
-			x.endRead(c, v, info, err)
+			ctx, cancel := context.Background(), func() {}
+			if rng.IntN(10) == 0 { // a caller that leaves early
+				ctx, cancel = context.WithTimeout(ctx, upTo(rng, 2*p.LoadTime))
+			}
+			x.getOrLoad(ctx, p, cache, keys, many)
 			cancel()
 		}
 	}
-	return act, closes
 }
 
-// callerContext returns the context of a read. Some callers leave early.
-func (x *process) callerContext(p plan, rng *rand.Rand) (context.Context, context.CancelFunc) {
-	if rng.IntN(10) == 0 {
-		return context.WithTimeout(context.Background(), upTo(rng, 2*p.LoadTime))
+// get calls Get or GetMany.
+func (x *process) get(p plan, cache *singlefill.Cache[int64], keys []int, many bool) {
+	if !many {
+		c, name := x.beginKey(p, opGet, keys[0])
+		v, err := cache.Get(calls{name: c}.inside(context.Background()), name)
+		x.endRead(c, v, singlefill.ValueInfo{}, err)
+		return
 	}
-	return context.Background(), func() {}
+	ops, names := x.beginKeys(p, opGetMany, keys)
+	values, err := cache.GetMany(ops.inside(context.Background()), names)
+	x.endReads(ops, values, err, singlefill.ErrMiss)
+}
+
+// getOrLoad calls GetOrLoadInfo or GetOrLoadMany.
+func (x *process) getOrLoad(ctx context.Context, p plan, cache *singlefill.Cache[int64], keys []int, many bool) {
+	load := x.loader(p)
+	if !many {
+		c, name := x.beginKey(p, opGetOrLoad, keys[0])
+		v, info, err := cache.GetOrLoadInfo(calls{name: c}.inside(ctx), name, func(ctx context.Context, name string) (int64, error) {
+			versions, err := load(ctx, []string{name})
+			v, ok := versions[name]
+			if err == nil && !ok {
+				err = singlefill.ErrNotFound
+			}
+			return v, err
+		})
+		x.endRead(c, v, info, err)
+		return
+	}
+	ops, names := x.beginKeys(p, opGetOrLoadMany, keys)
+	values, err := cache.GetOrLoadMany(ops.inside(ctx), names, load)
+	x.endReads(ops, values, err, singlefill.ErrNotFound)
+}
+
+// beginKey reports the op of a call that is about one key.
+func (x *process) beginKey(p plan, name string, key int) (*call, string) {
+	p = p.at(key)
+	return x.begin(p, name, 0, 0), p.Name
+}
+
+// beginKeys reports the ops of a call for many keys: one of each key, with the begin and the end of the call.
+func (x *process) beginKeys(p plan, name string, keys []int) (ops calls, names []string) {
+	ops = make(calls)
+	for _, key := range keys {
+		c, name := x.beginKey(p, name, key)
+		ops[name] = c
+		names = append(names, name)
+	}
+	return ops, names
+}
+
+// endReads reports the outcome of each key. none is the outcome of a key that has neither a value
+// nor an error.
+func (x *process) endReads(ops calls, values map[string]int64, err, none error) {
+	for name, c := range ops {
+		v, ok := values[name]
+		err := errorOf(err, name)
+		if err == nil && !ok {
+			err = none
+		}
+		x.endRead(c, v, singlefill.ValueInfo{}, err)
+	}
+}
+
+// errorOf returns what the error of a call says of one key.
+func errorOf(err error, name string) error {
+	var many *singlefill.ManyError
+	if errors.As(err, &many) {
+		return many.Errs[name]
+	}
+	return err
+}
+
+// loader returns the ManyLoader of a history: the versions of the source, after a while.
+func (x *process) loader(p plan) singlefill.ManyLoader[int64] {
+	return func(ctx context.Context, names []string) (map[string]int64, error) {
+		loads, versions := make(map[string]*call), make(map[string]int64)
+		for _, name := range names {
+			loads[name] = x.beginLoad(p, callsOf(ctx)[name])
+		}
+		for _, name := range names {
+			versions[name] = x.version(name)
+		}
+		time.Sleep(rand.N(p.LoadTime + 1)) // the values become older on their way
+		failed := profiles[p.Of].failing && rand.IntN(4) == 0
+		for name, l := range loads {
+			v := versions[name]
+			switch {
+			case failed:
+				l.end(op{Result: resultFailed})
+			case isAbsent(v):
+				l.end(op{Result: resultAbsent, Value: v})
+				delete(versions, name)
+			default:
+				l.end(op{Result: resultOK, Value: v})
+			}
+		}
+		if failed {
+			return nil, errSource
+		}
+		return versions, nil
+	}
 }
 
 // endRead reports the outcome of one key.
@@ -241,21 +300,17 @@ func (x *process) endRead(c *call, v int64, info singlefill.ValueInfo, err error
 func (x *process) write(p plan, rng *rand.Rand, cache *singlefill.Cache[int64], keys []int, many bool) {
 	changes, values, absent := make(map[int]*call), make(map[string]int64), false
 	for _, key := range keys {
-		p := p.at(key)
-		c := x.begin(p, opChange, 0, 0)
-		v, err := x.source.RPush(context.Background(), p.Name, fmt.Sprintf("%d %d", p.Process, c.id)).Result()
+		c, name := x.beginKey(p, opChange, key)
+		v, err := x.source.RPush(context.Background(), name, fmt.Sprintf("%d %d", p.Process, c.id)).Result()
 		must(err)
 		c.end(op{Value: v, Result: resultOK})
-		changes[key], values[p.Name] = c, v
+		changes[key], values[name] = c, v
 		absent = absent || isAbsent(v)
 	}
 
 	what, names := opDelete, slices.Collect(maps.Keys(values))
 	act := func(ctx context.Context) error { return cache.Delete(ctx, names...) }
 	switch n := rng.IntN(6); {
-	case p.Clears && rng.IntN(2) == 0:
-		what, act = opClear, cache.Clear
-		keys = rng.Perm(p.Keys)
 	case n == 0:
 		what, act = opExpire, func(ctx context.Context) error { return cache.Expire(ctx, names...) }
 	case n <= 4 && p.Sole && !absent && many:
@@ -264,12 +319,9 @@ func (x *process) write(p plan, rng *rand.Rand, cache *singlefill.Cache[int64], 
 		what, act = opSet, func(ctx context.Context) error { return cache.Set(ctx, names[0], values[names[0]]) }
 	}
 	begun := make(calls)
-	for _, key := range keys {
-		p, of := p.at(key), 0
-		if changes[key] != nil {
-			of = changes[key].id
-		}
-		begun[p.Name] = x.begin(p, what, of, values[p.Name])
+	for key, change := range changes {
+		p := p.at(key)
+		begun[p.Name] = x.begin(p, what, change.id, values[p.Name])
 	}
 	err := act(begun.inside(context.Background()))
 	if err != nil {

@@ -25,9 +25,7 @@
 //
 // The outcome of each key of a call for many keys is a separate operation, which begins and ends with
 // the call: the keys of a call are neither read nor written in one step. The models are models of one
-// key, and each key is judged by itself. A Clear is a write of each key. It is also an invalidation
-// of the keys whose sources did not change before it. Histories with Clear have a separate namespace,
-// since a Clear supersedes the loads of all others in its namespace.
+// key, and each key is judged by itself. What a Clear does, package internal/tests/orders shows.
 //
 // Model "register": a write, from the change of the source until Delete returns, is one operation,
 // and so is a read by GetOrLoad or Get. The operations agree with a register that takes the
@@ -42,12 +40,11 @@
 //     No call that returned before they came can have got a newer value.
 //   - Any other value is a reply of the server to a command that was sent after the call began.
 //   - Delete, Set and Expire remove the entry and the lock in one step. A value that is stored
-//     afterwards was loaded after the source had changed. Clear removes the lock first. Until it
-//     removes the entry too, readers get that entry or a later one.
+//     afterwards was loaded after the source had changed.
 //
 // Without faults, two loads of a key do not run at once either, unless a write has superseded one.
 //
-// Model "floors": a Delete, Set, Expire or Clear that returned nil raises a floor to the version that
+// Model "floors": a Delete, Set or Expire that returned nil raises a floor to the version that
 // the source had when it began. A read that begins later gets no older version. Where stale values may
 // be served, the floor of Expire applies only to values that are not stale. Get, GetMany and
 // GetOrLoadMany do not tell whether a value is stale, so it does not apply to theirs. The model does

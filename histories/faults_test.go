@@ -3,7 +3,6 @@ package histories
 import (
 	"context"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -55,11 +54,10 @@ type injector struct {
 	hits map[string]int // protected by mu
 }
 
-// injectFaults injects faults until it is stopped: faults of the network and of processes at the
-// same time, and of logs, each in random order.
-func (f *fleet) injectFaults(seed uint64) *injector {
+// injectFaults injects faults until it is stopped: each list at the same time, in random order.
+func (f *fleet) injectFaults(seed uint64, lists [][]string) *injector {
 	g := &injector{fleet: f, stop: make(chan struct{}), hits: make(map[string]int)}
-	for i, faults := range f.faults() {
+	for i, faults := range lists {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
 		g.running.Go(func() {
 			for {
@@ -75,15 +73,10 @@ func (f *fleet) injectFaults(seed uint64) *injector {
 	return g
 }
 
-// faults returns the faults of the network, of processes and, with caches, of their logs. Where a process cannot wake others, they
-// listen for a moment only, and there is seldom a connection for wake-ups.
-func (f *fleet) faults() [][]string {
-	network := slices.Clone(networkFaults)
-	if slices.Contains(f.users[:], noScripts) {
-		network = slices.DeleteFunc(network, func(fault string) bool { return fault == faultKillSubs })
-	}
-	faults := [][]string{network, processFaults}
-	if f.caches {
+// faultsOf returns the faults of the network, of processes and, with caches, of their logs.
+func faultsOf(caches bool) [][]string {
+	faults := [][]string{networkFaults, processFaults}
+	if caches {
 		faults = append(faults, logFaults)
 	}
 	return faults
@@ -94,20 +87,6 @@ func (g *injector) stopped() map[string]int {
 	close(g.stop)
 	g.running.Wait()
 	return g.hits
-}
-
-// missing returns a fault that has not happened, or "".
-func (g *injector) missing() string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for _, faults := range g.faults() {
-		for _, fault := range faults {
-			if g.hits[fault] == 0 {
-				return fault
-			}
-		}
-	}
-	return ""
 }
 
 // rest waits for d. It returns false if the injector is stopped.
@@ -165,7 +144,14 @@ func (g *injector) make(fault string, rng *rand.Rand) {
 			g.await(fault, again)
 		}
 	case faultLogLost, faultLogCut:
-		if g.loseLog(pick(rng, nearProfiles...)+":log", fault == faultLogCut, rng) {
+		key := pick(rng, nearProfiles...) + ":log"
+		lost := int64(0)
+		if fault == faultLogLost {
+			lost = g.server.Admin().Del(context.Background(), key).Val()
+		} else { // all but the newest records
+			lost = g.server.Admin().XTrimMaxLen(context.Background(), key, rng.Int64N(3)).Val()
+		}
+		if lost > 0 {
 			g.hit(fault)
 		}
 		g.rest(upTo(rng, 4*g.timeouts.MaxLag))
@@ -190,15 +176,6 @@ func (g *injector) make(fault string, rng *rand.Rand) {
 			rule.Release()
 		})
 	}
-}
-
-// loseLog removes a log, or all but its newest records. It reports whether there was something to
-// remove.
-func (g *injector) loseLog(key string, cut bool, rng *rand.Rand) bool {
-	if cut {
-		return g.server.Admin().XTrimMaxLen(context.Background(), key, rng.Int64N(3)).Val() > 0
-	}
-	return g.server.Admin().Del(context.Background(), key).Val() > 0
 }
 
 // await waits a while for a rule to fire.

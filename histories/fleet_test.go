@@ -35,8 +35,7 @@ type fleet struct {
 	source   *redistest.Server
 	control  *net.UnixListener // not TCP, which may lose the last report of a killed process
 	timeouts timeouts
-	caches   bool               // run by the processes, not locks
-	users    [processes]string  // the Redis user of each process; empty: the default user
+	user     string             // the Redis user of the last process; empty: the default user
 	proxies  []*redistest.Proxy // of each process, if there are faults
 
 	mu       sync.Mutex
@@ -56,10 +55,12 @@ type member struct {
 	dead      bool             // protected by mu
 }
 
-func newFleet(t *testing.T, p timeouts, proxied bool, users [processes]string) *fleet {
-	f := &fleet{t: t, server: redistest.Start(t), source: redistest.Start(t), timeouts: p, users: users}
-	user := []any{"ACL", "SETUSER", noScripts, "on", ">" + noScripts, "~*", "&*", "+@all", "-@scripting"}
-	redistest.Do(t, f.server.Admin(), user...)
+func newFleet(t *testing.T, faults bool, user string) *fleet {
+	f := &fleet{t: t, server: redistest.Start(t), source: redistest.Start(t), timeouts: calm, user: user}
+	if faults {
+		f.timeouts = hasty
+	}
+	redistest.Do(t, f.server.Admin(), "ACL", "SETUSER", noScripts, "on", ">"+noScripts, "~*", "&*", "+@all", "-@scripting")
 	dir, err := os.MkdirTemp("", "histories")
 	redistest.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
@@ -67,7 +68,7 @@ func newFleet(t *testing.T, p timeouts, proxied bool, users [processes]string) *
 	redistest.Must(t, err)
 	t.Cleanup(func() { _ = f.control.Close() })
 	for i := range processes {
-		if proxied {
+		if faults {
 			f.proxies = append(f.proxies, redistest.NewProxy(t, f.server.Addr))
 		}
 		f.members = append(f.members, f.spawn(i))
@@ -75,12 +76,14 @@ func newFleet(t *testing.T, p timeouts, proxied bool, users [processes]string) *
 	return f
 }
 
-// spawn starts the process with this index. Processes differ in the retries of their clients, and
-// in their users.
+// spawn starts the process with this index. Processes differ in the retries of their clients.
 func (f *fleet) spawn(place int) *member {
 	s := setup{
 		Control: f.control.Addr().String(), Redis: f.server.Addr, Source: f.source.Addr,
-		User: f.users[place], Retries: []int{3, 1, -1}[place], Timeouts: f.timeouts,
+		Retries: []int{3, 1, -1}[place], Timeouts: f.timeouts,
+	}
+	if place == processes-1 {
+		s.User = f.user
 	}
 	if f.proxies != nil {
 		s.Redis = f.proxies[place].Addr

@@ -22,7 +22,7 @@ const (
 
 	calmBatch   = 1000 // histories per fleet
 	faultyBatch = 250
-	allFaults   = 100 // with as many histories every fault has to come about; with few there may be no time for each
+	allFaults   = 400 // with as many histories every fault has to come about; with few there may be no time for each
 	atOnce      = 12  // histories at once
 	faultyOnce  = 20
 )
@@ -43,18 +43,15 @@ var hasty = timeouts{
 	TTL:    350 * time.Millisecond,
 }
 
-// cacheUsers has a user without the right to run scripts, which locks need.
-var cacheUsers = [processes]string{2: noScripts}
-
 // Histories of the cache agree with the models.
 func TestHistories_Cache(t *testing.T) {
-	s := &suite{t: t, plan: cachePlan, judge: judgeCache, users: cacheUsers, caches: true}
+	s := &suite{t: t, plan: cachePlan, judge: judgeCache, caches: true}
 	s.run(*calmFlag, calmBatch, atOnce)
 }
 
 // Histories of the cache under faults agree with the models.
 func TestHistories_CacheFaults(t *testing.T) {
-	s := &suite{t: t, plan: cachePlan, judge: judgeCache, users: cacheUsers, caches: true, faults: true}
+	s := &suite{t: t, plan: cachePlan, judge: judgeCache, caches: true, faults: true}
 	s.run(*faultyFlag, faultyBatch, faultyOnce)
 }
 
@@ -77,7 +74,6 @@ func cachePlan(rng *rand.Rand, faults bool) plan {
 		Ops:      longer(faults, 5+rng.IntN(8)),
 		Sole:     rng.IntN(3) == 0,
 		Keys:     pick(rng, 1, 1, 2, 3),
-		Clears:   rng.IntN(4) == 0,
 		LoadTime: loadTime(rng),
 		Pause:    pause(faults, rng.IntN(4)),
 	}

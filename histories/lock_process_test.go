@@ -44,9 +44,9 @@ func (x *process) locker(p plan) *lock.Locker {
 	return l
 }
 
-func (x *process) lockThread(p plan) (act func(rng *rand.Rand, _ bool), closes func()) {
+func (x *process) lockThread(p plan) func(rng *rand.Rand, _ bool) {
 	locker := x.locker(p)
-	act = func(rng *rand.Rand, _ bool) {
+	return func(rng *rand.Rand, _ bool) {
 		c, lease := x.acquire(p, rng, locker)
 		if lease == nil {
 			return
@@ -58,7 +58,6 @@ func (x *process) lockThread(p plan) (act func(rng *rand.Rand, _ bool), closes f
 		time.Sleep(hold)
 		x.release(p, c, lease)
 	}
-	return act, func() {}
 }
 
 func (x *process) acquire(p plan, rng *rand.Rand, locker *lock.Locker) (c *call, lease *lock.Lease) {

@@ -48,7 +48,6 @@ type plan struct {
 	Of        string // a cache profile, or a kind of lock
 	Name      string // of the key or the lock; of several keys the first one: see at
 	Keys      int    // of a cache
-	Clears    bool   // some writes are a Clear; the cache has a separate namespace
 	Threads   int    // in each process
 	Ops       int    // in each thread
 	Sole      bool   // one thread makes all writes, and may call Set
@@ -135,8 +134,7 @@ func (x *process) carryOut(p plan) {
 	if _, cached := profiles[p.Of]; cached {
 		thread = x.cacheThread
 	}
-	act, closes := thread(p)
-	defer closes()
+	act := thread(p)
 	time.Sleep(time.Duration(p.Start - now()))
 	var running sync.WaitGroup
 	for i := range p.Threads {

@@ -1,8 +1,8 @@
 package histories
 
 import (
+	"cmp"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -19,107 +19,91 @@ type suite struct {
 	plan   func(rng *rand.Rand, faults bool) plan
 	judge  func(f *fleet, p plan, ops []op, faults bool) (claims []claim, err error)
 	faults bool
-	users  [processes]string // of every other batch
-	caches bool              // histories of caches, some of them with Near
+	caches bool // histories of caches, some of them with Near
 
+	seed                  uint64
 	hits                  map[string]int // faults
 	nearHits              int64
 	histories, operations atomic.Int64 // that were checked
-	next                  atomic.Int64 // number of the next history
 	stopped               atomic.Bool  // a history was bad
 }
 
-// run runs and judges the histories.
+// run runs and judges the histories. In every other batch of the caches a process has no right to run scripts.
 func (s *suite) run(count, batch, atOnce int) {
 	s.t.Parallel()
-	seed := *seedFlag
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
+	s.seed = cmp.Or(*seedFlag, rand.Uint64())
 	s.hits = make(map[string]int)
 	begun := time.Now()
-	users := s.users
-	if users != everyone {
+	if s.caches {
 		batch = min(batch, (count+1)/2)
 	}
+	user := ""
 	for first := 0; first < count && !s.stopped.Load(); first += batch {
 		last := min(first+batch, count)
-		s.t.Run(fmt.Sprintf("%d to %d", first+1, last), func(t *testing.T) { s.batch(t, users, seed, first, last, atOnce) })
-		if users == s.users {
-			users = everyone
-		} else {
-			users = s.users
+		if user = ""; s.caches && first/batch%2 == 0 {
+			user = noScripts
 		}
+		s.t.Run(fmt.Sprintf("%d to %d", first+1, last), func(t *testing.T) { s.batch(t, user, first, last, atOnce) })
 	}
 	if s.caches && count >= 30 && s.nearHits == 0 {
 		s.t.Error("no value was served from memory")
 	}
-	s.t.Logf("seed %d, %v: %d histories of %d operations agree with their models", seed, time.Since(begun).Round(time.Second),
+	s.t.Logf("seed %d, %v: %d histories of %d operations agree with their models", s.seed, time.Since(begun).Round(time.Second),
 		s.histories.Load(), s.operations.Load())
-	for _, fault := range slices.Sorted(maps.Keys(s.hits)) {
-		s.t.Logf("%8d  fault: %s", s.hits[fault], fault)
+	for _, fault := range slices.Concat(faultsOf(s.caches)...) {
+		if s.faults {
+			s.t.Logf("%8d  fault: %s", s.hits[fault], fault)
+		}
+		if s.faults && s.hits[fault] == 0 && count >= allFaults && !s.t.Failed() {
+			s.t.Errorf("fault %q never came about", fault)
+		}
 	}
 }
 
-// everyone has the users of processes that all are the default user.
-var everyone [processes]string
-
-func (s *suite) batch(t *testing.T, users [processes]string, seed uint64, first, last, atOnce int) {
-	timeouts := calm
+// batch runs the histories of one fleet, whose last process is the Redis user.
+func (s *suite) batch(t *testing.T, user string, first, last, atOnce int) {
+	f := newFleet(t, s.faults, user)
 	if s.faults {
-		timeouts = hasty
-	}
-	f := newFleet(t, timeouts, s.faults, users)
-	f.caches = s.caches
-	scriptsOnly := func() bool { return slices.Contains(users[:], noScripts) && f.server.Calls("watch") == 0 }
-	all, more := last-first >= allFaults, func() bool { return false }
-	if s.faults {
-		g := f.injectFaults(seed + uint64(first))
-		missing := func() bool { return g.missing() != "" || scriptsOnly() }
-		more = func() bool { return all && missing() && s.next.Load() < int64(last+30*atOnce) }
+		g := f.injectFaults(s.seed+uint64(first), faultsOf(s.caches))
 		defer func() {
-			hits := g.stopped()
-			for fault, n := range hits {
+			for fault, n := range g.stopped() {
 				s.hits[fault] += n
-			}
-			switch fault := g.missing(); {
-			case t.Failed():
-			case len(hits) == 0:
-				t.Error("no fault came about")
-			case all && fault != "":
-				t.Errorf("fault %q never came about", fault)
 			}
 		}()
 	}
-	s.next.Store(int64(first))
+	var next atomic.Int64
+	next.Store(int64(first))
 	var workers sync.WaitGroup
 	for range atOnce {
 		workers.Go(func() {
 			for !s.stopped.Load() {
-				i := int(s.next.Add(1)) - 1
-				if i >= last && !more() {
+				i := int(next.Add(1)) - 1
+				if i >= last {
 					return
 				}
-				s.one(t, f, seed, i)
+				s.one(t, f, i)
 			}
 		})
 	}
 	workers.Wait()
-	if trouble := f.firstTrouble(); trouble != "" && !s.faults {
+	s.nearHits += f.mostNearHits()
+	if s.faults { // which may keep anything from happening
+		return
+	}
+	if trouble := f.firstTrouble(); trouble != "" {
 		t.Errorf("an error where nothing had failed: %s", trouble)
 	}
-	s.nearHits += f.mostNearHits()
-	if f.server.Calls("ssubscribe") == 0 && users == everyone && last-first >= 30 {
+	if user == "" && last-first >= 30 && f.server.Calls("ssubscribe") == 0 {
 		t.Error("no process has listened for wake-ups")
 	}
-	if scriptsOnly() && (all || !s.faults) {
+	if user == noScripts && f.server.Calls("watch") == 0 {
 		t.Error("nobody has had to do without scripts")
 	}
 }
 
 // one runs and judges one history.
-func (s *suite) one(t *testing.T, f *fleet, seed uint64, i int) {
-	hseed := rand.New(rand.NewPCG(seed, uint64(i))).Uint64()
+func (s *suite) one(t *testing.T, f *fleet, i int) {
+	hseed := rand.New(rand.NewPCG(s.seed, uint64(i))).Uint64()
 	p := s.plan(rand.New(rand.NewPCG(hseed, 0)), s.faults)
 	p.History, p.Seed, p.Name = i, hseed, fmt.Sprintf("%d", i)
 	ops, err := f.run(p)

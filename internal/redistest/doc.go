@@ -13,13 +13,12 @@
 // its [Server.Admin]. A [Cluster] can [Move] a slot. A [Process] can be killed and frozen.
 //
 // A [Proxy] has rules for faults of single commands: [Proxy.On] applies an [Action] to those that
-// match, in the direction of the request ([DropRequest], [HoldRequest], [CloseBefore], [Twice]) or
-// of the reply ([DropReply], [MuteReply], [HoldReply], [ResetReply]); [Proxy.OnMessage] applies one
-// to messages of Pub/Sub. Its methods are faults of the whole network: Delay, Trickle, BlackHole,
-// Cut, Refuse, Redirect. A rule for every command is a fault of one direction: with MuteReply a
-// server receives but its replies are lost.
+// match, in the direction of the request ([DropRequest], [HoldRequest], [CloseBefore]) or of the reply
+// ([DropReply], [MuteReply], [HoldReply], [ResetReply]). Its methods are faults of the whole network:
+// Delay, BlackHole, Cut, Refuse, Redirect. A rule for every command is a fault of one direction: with
+// MuteReply a server receives but its replies are lost.
 //
-// Every fault is counted: by [Rule.Fired], by [Proxy.Counts], by the result of Cut. A test fails if
+// Every fault is counted: by [Rule.Fired], by [Proxy.Swallowed], by the result of Cut. A test fails if
 // its fault did not happen.
 //
 // # Leaks

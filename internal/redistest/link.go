@@ -62,7 +62,7 @@ func (c *link) requests() {
 		if len(f.bulks) == 0 {
 			continue
 		}
-		rule := c.p.first(&c.p.rules, f.bulks)
+		rule := c.p.first(f.bulks)
 		if rule != nil && !c.request(rule) {
 			continue
 		}
@@ -74,10 +74,6 @@ func (c *link) requests() {
 			c.subscribed.Store(!resp3)
 		default:
 			c.expect(rule)
-		}
-		if rule != nil && rule.action == Twice {
-			c.expect(nil)
-			f.raw = append(f.raw, f.raw...)
 		}
 		if _, err := c.server.Write(f.raw); err != nil {
 			c.deaf.Store(true) // the server has closed; replies() closes the client
@@ -151,24 +147,17 @@ func (c *link) replies() {
 			arrived = time.Now()
 		}
 		rule := c.answered(f)
-		if c.isMessage(f) && !c.mute.Load() {
-			if rule = c.p.first(&c.p.messages, f.bulks); rule != nil && rule.action == Twice {
-				rule.fire()
-				rule, f.raw = nil, append(f.raw, f.raw...)
-			}
-		}
 		if c.mute.Load() || rule != nil && !c.reply(rule, f) {
 			continue
 		}
 		// Counted from the arrival, so that the delays of the replies of a pipeline do not add up.
 		if late := time.Until(arrived.Add(time.Duration(c.p.delay.Load()))); late > 0 {
-			c.p.delayed.Add(1)
 			c.p.sleep(late)
 		}
 		if c.mute.Load() {
 			continue
 		}
-		if err := c.write(f.raw); err != nil {
+		if _, err := c.client.Write(f.raw); err != nil {
 			c.mute.Store(true) // the client has closed
 		}
 	}
@@ -177,12 +166,7 @@ func (c *link) replies() {
 	}
 }
 
-// isMessage reports whether the server sent the frame to a subscriber of a channel.
-func (c *link) isMessage(f frame) bool {
-	return (f.isPush() || c.subscribed.Load()) && len(f.bulks) == 3 && (f.bulks[0] == "message" || f.bulks[0] == "smessage")
-}
-
-// reply applies what the rule does to the reply or message, and reports whether to forward it.
+// reply applies what the rule does to the reply, and reports whether to forward it.
 func (c *link) reply(rule *Rule, f frame) bool {
 	switch rule.action {
 	case HoldReply:
@@ -196,9 +180,6 @@ func (c *link) reply(rule *Rule, f frame) bool {
 		rule.fire()
 		_ = c.client.Close()
 		return false
-	case Twice, DropMessage:
-		rule.fire()
-		return false
 	case ResetReply:
 		c.kill()
 		rule.fire()
@@ -208,21 +189,6 @@ func (c *link) reply(rule *Rule, f frame) bool {
 		return false
 	}
 	return true
-}
-
-// write forwards a reply, in slices if Trickle is on.
-func (c *link) write(raw []byte) error {
-	if n := int(c.p.slice.Load()); n > 0 && len(raw) > n {
-		c.p.sliced.Add(1)
-		for ; len(raw) > n; raw = raw[n:] {
-			if _, err := c.client.Write(raw[:n]); err != nil {
-				return err
-			}
-			c.p.sleep(time.Duration(c.p.pause.Load()))
-		}
-	}
-	_, err := c.client.Write(raw)
-	return err
 }
 
 // report fails the test if the proxy cannot parse the traffic, since it could miss a fault. The end

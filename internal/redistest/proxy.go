@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"context"
+	"math"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -18,7 +19,7 @@ import (
 //
 // Replies are matched to commands by their order. A subscription is answered by any number of
 // messages: on subscribing commands, and with RESP2 on all later commands of the connection, rules
-// about replies do not fire. Messages have separate rules: see OnMessage.
+// about replies do not fire.
 type Proxy struct {
 	Addr string
 
@@ -29,17 +30,14 @@ type Proxy struct {
 	done     <-chan struct{}
 	commands atomic.Int64
 	delay    atomic.Int64
-	slice    atomic.Int64
-	pause    atomic.Int64
 	running  sync.WaitGroup
 
-	delayed, sliced, swallowed atomic.Int64
+	swallowed atomic.Int64
 
 	mu        sync.Mutex
 	listener  net.Listener       // protected by mu: nil while refusing
 	links     map[*link]struct{} // protected by mu
-	rules     []*Rule            // protected by mu: of commands
-	messages  []*Rule            // protected by mu: of messages
+	rules     []*Rule            // protected by mu
 	blackHole bool               // protected by mu
 	closed    bool               // protected by mu
 }
@@ -72,45 +70,24 @@ func (p *Proxy) Client(t testing.TB, mutate ...func(*redis.Options)) *redis.Clie
 // On applies action to every later command that match accepts; cmd is the command and its
 // arguments. The first matching rule is applied.
 func (p *Proxy) On(match func(cmd []string) bool, action Action) *Rule {
-	return p.add(&p.rules, newRule(match, action))
-}
-
-// OnMessage applies action to every later message of Pub/Sub on a channel. The action is DropMessage,
-// Twice, or one for replies.
-func (p *Proxy) OnMessage(channel string, action Action) *Rule {
-	return p.add(&p.messages, newRule(func(message []string) bool { return message[1] == channel }, action))
-}
-
-func (p *Proxy) add(rules *[]*Rule, rule *Rule) *Rule {
+	rule := &Rule{
+		match: match, action: action, left: math.MaxInt,
+		hit: make(chan struct{}), release: make(chan struct{}),
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	*rules = append(*rules, rule)
+	p.rules = append(p.rules, rule)
 	return rule
 }
 
 // Commands returns how many commands the clients have sent, HELLO included.
 func (p *Proxy) Commands() int { return int(p.commands.Load()) }
 
-// Counts counts the faults that are not rules.
-type Counts struct {
-	Delayed   int // replies, by Delay
-	Sliced    int // replies, by Trickle
-	Swallowed int // commands, by a black hole or on a connection that a rule made dead
-}
-
-// Counts returns the counts since the start. Only the clients can count refused connections.
-func (p *Proxy) Counts() Counts {
-	return Counts{int(p.delayed.Load()), int(p.sliced.Load()), int(p.swallowed.Load())}
-}
+// Swallowed returns how many commands were lost in a black hole, or on a connection that a rule made dead.
+func (p *Proxy) Swallowed() int { return int(p.swallowed.Load()) }
 
 // Delay delays every reply by d.
 func (p *Proxy) Delay(d time.Duration) { p.delay.Store(int64(d)) }
-
-// Trickle delivers every reply n bytes at a time, with a pause in between. n = 0 ends that.
-func (p *Proxy) Trickle(n int, pause time.Duration) {
-	p.pause.Store(int64(pause))
-	p.slice.Store(int64(n))
-}
 
 // Redirect connects new connections to the server at target, like a DNS name that has changed its
 // address. Existing connections stay.
@@ -241,13 +218,13 @@ func (p *Proxy) connect(c *link) bool {
 	return !p.closed
 }
 
-// first returns the first of the rules, for commands or for messages, that applies to words, or nil.
-func (p *Proxy) first(rules *[]*Rule, words []string) *Rule {
+// first returns the first rule that applies to a command, or nil.
+func (p *Proxy) first(cmd []string) *Rule {
 	p.mu.Lock()
-	all := *rules // rules are only ever appended
+	all := p.rules // rules are only ever appended
 	p.mu.Unlock()
 	for _, r := range all {
-		if r.takes(words) {
+		if r.takes(cmd) {
 			return r
 		}
 	}

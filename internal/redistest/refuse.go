@@ -10,6 +10,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// Config returns what makes a server refuse commands by a setting, until mend is called, which sets another value.
+func Config(setting, refusing, serving string) func(t testing.TB, s *Server) (mend func()) {
+	return func(t testing.TB, s *Server) func() {
+		t.Helper()
+		Do(t, s.admin, "config", "set", setting, refusing)
+		return func() { Do(t, s.admin, "config", "set", setting, serving) }
+	}
+}
+
 // FailSaves makes a server fail to save, and so refuse writes with MISCONF, until mend is called.
 func FailSaves(t testing.TB, s *Server) (mend func()) {
 	t.Helper()

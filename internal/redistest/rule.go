@@ -1,7 +1,6 @@
 package redistest
 
 import (
-	"math"
 	"strings"
 	"sync"
 )
@@ -29,14 +28,9 @@ const (
 	// CloseBefore closes the connection instead of forwarding the command. Commands forwarded
 	// earlier are still executed.
 	CloseBefore
-	// Twice forwards the command twice and swallows the first reply, as if the client had lost it
-	// and retried.
-	Twice
 	// ResetReply forwards the command, forwards the first half of its reply and resets the
 	// connection.
 	ResetReply
-	// DropMessage swallows a message. Of a command it would be Pass.
-	DropMessage
 )
 
 // A Rule is one fault and the count of its effects.
@@ -50,13 +44,6 @@ type Rule struct {
 	fired   int           // protected by mu
 	hit     chan struct{} // closed at the first effect
 	release chan struct{} // closed by Release
-}
-
-func newRule(match func([]string) bool, action Action) *Rule {
-	return &Rule{
-		match: match, action: action, left: math.MaxInt,
-		hit: make(chan struct{}), release: make(chan struct{}),
-	}
 }
 
 // Times limits the rule to n commands; 0 disables it. Like After, set it before the traffic that

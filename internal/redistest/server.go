@@ -221,25 +221,35 @@ func (s *Server) AllCalls() map[string]int64 {
 	return calls
 }
 
-// KillConnections kills the connections of all clients again and again, until stop. kills counts them.
+// KillConnections kills the connections of all clients every 50 ms, until stop. kills counts them.
 func (s *Server) KillConnections() (kills *atomic.Int64, stop func()) {
-	kills = new(atomic.Int64)
-	ctx, cancel := context.WithCancel(context.Background())
-	var killer sync.WaitGroup
-	killer.Go(func() {
-		tick := time.NewTicker(50 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				n, _ := s.Admin().ClientKillByFilter(context.Background(), "type", "normal", "skipme", "yes").Result()
-				kills.Add(n)
-			}
+	return again(func() int64 {
+		time.Sleep(50 * time.Millisecond)
+		return s.admin.ClientKillByFilter(context.Background(), "type", "normal", "skipme", "yes").Val()
+	})
+}
+
+// FlushScripts makes the server forget all scripts again and again, until stop. flushes counts it.
+func (s *Server) FlushScripts() (flushes *atomic.Int64, stop func()) {
+	return again(func() int64 {
+		if s.admin.ScriptFlush(context.Background()).Err() != nil {
+			return 0
+		}
+		return 1
+	})
+}
+
+// again adds what do returns to count, until stop.
+func again(do func() int64) (count *atomic.Int64, stop func()) {
+	count = new(atomic.Int64)
+	var over atomic.Bool
+	var running sync.WaitGroup
+	running.Go(func() {
+		for !over.Load() {
+			count.Add(do())
 		}
 	})
-	return kills, func() { cancel(); killer.Wait() }
+	return count, func() { over.Store(true); running.Wait() }
 }
 
 // ResetCalls sets all counts to zero.

@@ -13,7 +13,6 @@ import (
 	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
@@ -99,65 +98,14 @@ func TestLock_ArrivesAfterOthers(t *testing.T) {
 	}
 }
 
-// A command that arrives twice counts once.
-//
-//fault:repeated-command
-func TestCommand_ArrivesTwice(t *testing.T) {
-	s, p := start(t)
-	rules := make(map[string]*redistest.Rule)
-	for _, act := range []string{"get_or_lock", "store", "release", "renew", "expire"} {
-		rules[act] = p.On(cachetest.Script(t, act), redistest.Twice)
-	}
-	rules["del"] = p.On(redistest.Command("DEL"), redistest.Twice)
-	a, b := newPair(t, p.Client(t), p.Client(t), 400*time.Millisecond, func(o *singlefill.Options[string]) {
-		o.LockTTL = 1300 * time.Millisecond // the lock is renewed within the test
-		o.StaleIfError = time.Hour
-	})
-	w := startWaiting(t, s, a, b, "k")
-	awaitHit(t, rules["renew"])
-	w.end()
-	a.WantHit("k")
-	b.WantHit("k")
-	a.WantLoads(1)
-
-	redistest.Must(t, a.Expire(t.Context(), "k"))
-	boom := fmt.Errorf("boom")
-	fails := func(context.Context, string) (string, error) { return "", boom }
-	if v, info, err := b.GetOrLoadInfo(t.Context(), "k", fails); v != "value of k" || err != nil || !info.Stale ||
-		info.Err != boom {
-		t.Errorf("GetOrLoadInfo of a stale value whose load fails = %q, %+v, %v", v, info, err)
-	}
-	if _, err := b.GetOrLoad(t.Context(), "bad", fails); err != boom {
-		t.Errorf("GetOrLoad = %v, want the Loader's error", err)
-	}
-	redistest.Must(t, a.Delete(t.Context(), "k"))
-	b.WantMiss("k")
-	a.During = func(key string) {
-		if err := b.Delete(context.Background(), key); err != nil {
-			t.Error(err)
-		}
-	}
-	a.MustLoad("fenced")
-	a.During = nil
-	b.WantMiss("fenced")
-	a.WantLoads(2)
-	wantNoErrors(a, b)
-	if s := a.Stats(); s.Fenced != 1 || s.LocksLost != 0 || s.LoadsUnlocked != 0 {
-		t.Errorf("Stats are %+v", s)
-	}
-	for act, rule := range rules {
-		if rule.Fired() == 0 {
-			t.Errorf("no %s has arrived twice", act)
-		}
-	}
-}
-
 // A connection that is closed before a command, before its reply, or in the middle of it, costs no call its
-// value: that is loaded and stored once, and the lock is free.
+// value: that is loaded and stored once, and the lock is free. A client that retries repeats what was executed.
 //
 //fault:reset
 //fault:lost-reply
 //fault:lost-request
+//fault:repeated-command
+//fault:killed-at-store
 func TestCommand_LostOnce(t *testing.T) {
 	for what, match := range map[string]func(cmd []string) bool{
 		"GET":         redistest.Command("GET"),

@@ -90,48 +90,6 @@ func TestGetOrLoad_UnreachableRedis(t *testing.T) {
 	}
 }
 
-// Processes share their loads over a slow network, and over one whose replies arrive byte by byte.
-//
-//fault:slow-network
-//fault:crumbs
-func TestGetOrLoad_SlowNetwork(t *testing.T) {
-	for name, test := range map[string]struct {
-		protocol int
-		slow     func(p *redistest.Proxy)
-		noticed  func(p *redistest.Proxy) int
-	}{
-		"slow":                {3, func(p *redistest.Proxy) { p.Delay(40 * time.Millisecond) }, delayed},
-		"byte by byte":        {3, trickle, sliced},
-		"byte by byte, RESP2": {2, trickle, sliced},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s, p := start(t)
-			test.slow(p)
-			as := func(o *redis.Options) { o.Protocol = test.protocol }
-			a, b := newPair(t, p.Client(t, as), p.Client(t, as), cachetest.Patient)
-			startWaiting(t, s, a, b, "k").end()
-			b.WantHit("k")
-			for _, err := range []error{
-				b.Set(t.Context(), "k", "value of k"), a.Expire(t.Context(), "k"), a.Delete(t.Context(), "k"),
-			} {
-				if err != nil {
-					t.Error(err)
-				}
-			}
-			b.WantMiss("k")
-			wantNoErrors(a, b)
-			if n := test.noticed(p); n < 10 {
-				t.Errorf("the fault has come about %d times", n)
-			}
-		})
-	}
-}
-
-func trickle(p *redistest.Proxy)    { p.Trickle(1, 100*time.Microsecond) }
-func sliced(p *redistest.Proxy) int { return p.Counts().Sliced }
-
-func delayed(p *redistest.Proxy) int { return p.Counts().Delayed }
-
 // Callers get their values while the server closes all connections again and again.
 //
 //fault:killed-connections

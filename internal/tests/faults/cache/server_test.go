@@ -1,14 +1,10 @@
 package cache_test
 
 import (
-	"context"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -140,60 +136,13 @@ func TestServer_FrozenTakesNothing(t *testing.T) {
 	}
 }
 
-// A call waits for a server that falls silent until the breaker opens, and from then on for loads only, whatever it
-// was waiting for then.
-//
-//fault:frozen-for-many-caches
-func TestServer_SilentForAnyCall(t *testing.T) {
-	const timeout, load = 500 * time.Millisecond, 2 * time.Millisecond
-	for _, bounded := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			link, plain := redistest.StartMiniLink(t)
-			o := *plain.Options()
-			o.ContextTimeoutEnabled = bounded
-			rdb := redis.NewClient(&o)
-			defer rdb.Close()
-			begun := time.Now()
-			var opened atomic.Int64
-			c, err := singlefill.New[string](rdb, "silent", time.Second, &singlefill.Options[string]{
-				RedisTimeout: timeout,
-				Trace:        &singlefill.Trace{BreakerChanged: func(open bool) { opened.CompareAndSwap(0, int64(time.Since(begun))) }},
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			var wg sync.WaitGroup
-			for since := time.Duration(0); since < 3*time.Second; since = time.Since(begun) {
-				link.BlackHole(since > time.Second)
-				wg.Go(func() {
-					_, err := c.GetOrLoad(t.Context(), fmt.Sprint(rand.N(100)), func(context.Context, string) (string, error) {
-						time.Sleep(load)
-						return "value", nil
-					})
-					end := time.Since(begun)
-					if at := time.Duration(opened.Load()); err != nil || at != 0 && end-max(at, since) > timeout/16+5*load {
-						t.Errorf("bounded %t: a call from %v to %v, with the breaker open since %v: %v", bounded, since, end, at, err)
-					}
-				})
-				time.Sleep(3 * time.Millisecond)
-			}
-			wg.Wait()
-			if opened.Load() == 0 {
-				t.Error("the breaker has not opened")
-			}
-			link.BlackHole(false)
-			time.Sleep(time.Minute)
-			_ = c.Close()
-		})
-	}
-}
-
 // A healthy Redis is not taken for a dead one when many more keys are cold than the client has
 // connections. The commands need more time than RedisTimeout, even if each is answered at once. Each key
 // is loaded once, MaxLoads at a time in each process.
 //
 //fault:many-commands
 //fault:everything-cold
+//fault:slow-network
 func TestClient_ManyColdKeys(t *testing.T) {
 	t.Parallel()
 	const keys, maxLoads, connections, redisTimeout = 1000, 20, 10, 2 * time.Second
@@ -240,24 +189,11 @@ func TestServer_ForgetsScripts(t *testing.T) {
 	const keys = 100
 	s := redistest.Start(t)
 	a, b := newPair(t, s.Client(t), s.Client(t), cachetest.Patient)
-	flush := func() {
-		if err := s.Admin().ScriptFlush(context.Background()).Err(); err != nil {
-			t.Error(err)
-		}
+	flushes, stop := s.FlushScripts()
+	a.During = func(string) { // at least one in each load, and others at any moment
+		before := flushes.Load()
+		redistest.Await(t, "the scripts are gone", func() bool { return flushes.Load() > before })
 	}
-	a.During = func(string) { flush() } // and at any other moment
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				flush()
-			}
-		}
-	}()
 	for i := range keys {
 		var wg sync.WaitGroup
 		for _, c := range []*cachetest.Cache{a, b} {
@@ -267,9 +203,8 @@ func TestServer_ForgetsScripts(t *testing.T) {
 		}
 		wg.Wait()
 	}
-	close(stop)
-	<-stopped
-	if s.Calls("script|flush") < 2*keys || s.Calls("eval") == 0 {
+	stop()
+	if s.Calls("eval") == 0 {
 		t.Errorf("the fault has not come about: %v", s.AllCalls())
 	}
 	a.WantLoads(keys)

@@ -1,10 +1,7 @@
 package lock_test
 
 import (
-	"context"
-	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -21,20 +18,7 @@ import (
 func TestAcquire_ScriptFlushes(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				if err := s.Admin().ScriptFlush(context.Background()).Err(); err != nil {
-					t.Error(err)
-				}
-			}
-		}
-	}()
+	flushes, stop := s.FlushScripts()
 	for _, k := range locktest.Kinds {
 		c := &locktest.Crowd{Kind: k}
 		for range 2 {
@@ -47,9 +31,8 @@ func TestAcquire_ScriptFlushes(t *testing.T) {
 	renewed := locktest.KindOf("semaphore").Locker(t, s.Client(t), "renewed", 500*time.Millisecond, 3*time.Second)
 	locktest.Take(t, renewed)
 	redistest.Await(t, "it is renewed", func() bool { return renewed.Count("renewed") > 0 })
-	close(stop)
-	<-stopped
-	if s.Calls("script|flush") < 10 || s.Calls("eval") == 0 {
+	stop()
+	if flushes.Load() < 10 || s.Calls("eval") == 0 {
 		t.Errorf("the fault has not come about: %v", s.AllCalls())
 	}
 }
@@ -59,12 +42,19 @@ func TestAcquire_ScriptFlushes(t *testing.T) {
 //
 //fault:flushall
 //fault:failover-lost-lock
+//fault:eviction
 func TestLease_RedisForgets(t *testing.T) {
 	t.Parallel()
 	type forget func(t *testing.T, s, replica *redistest.Server, p *redistest.Proxy) (now *redistest.Server)
 	for what, forget := range map[string]forget{
 		"by FLUSHALL": func(t *testing.T, s, _ *redistest.Server, _ *redistest.Proxy) *redistest.Server {
 			redistest.Do(t, s.Admin(), "flushall")
+			return s
+		},
+		"by evictions": func(t *testing.T, s, _ *redistest.Server, _ *redistest.Proxy) *redistest.Server {
+			for _, k := range locktest.Kinds {
+				redistest.Do(t, s.Admin(), "del", locktest.Key(k.Name))
+			}
 			return s
 		},
 		"by a crash": func(_ *testing.T, s, _ *redistest.Server, _ *redistest.Proxy) *redistest.Server {
@@ -133,64 +123,4 @@ func TestLease_RestartWithAOF(t *testing.T) {
 		c.handOver(t)
 		c.WantFree(t, s, c.Name)
 	}
-}
-
-// An evicted lease is lost to its holder, and other leases are not.
-//
-//fault:eviction
-func TestLease_Evicted(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		const names = 20
-		s := redistest.Start(t, "--maxmemory-policy", "allkeys-random", "--maxmemory-samples", "1")
-		admin := s.Admin()
-		leases := make(map[string]*lock.Lease)
-		lockers := make(map[string]*locktest.Locker)
-		rdb := s.Client(t)
-		for i := range names {
-			name := fmt.Sprint("name", i)
-			lockers[name] = k.Locker(t, rdb, name, time.Second, 5*time.Second)
-			leases[name] = locktest.Take(t, lockers[name])
-		}
-		used := admin.InfoMap(t.Context(), "memory").Item("Memory", "used_memory")
-		var limit int64
-		fmt.Sscan(used, &limit)
-		redistest.Do(t, s.Admin(), "config", "set", "maxmemory", limit+200_000)
-		churn := 0
-		redistest.Await(t, "a lease is evicted", func() bool {
-			for range 50 {
-				churn++
-				_ = admin.Set(t.Context(), fmt.Sprint("churn", churn), strings.Repeat("x", 2000), 0).Err()
-			}
-			for name := range leases {
-				if k.Holders(t, admin, name) == 0 {
-					return true
-				}
-			}
-			return false
-		})
-		redistest.Do(t, s.Admin(), "config", "set", "maxmemory", 0)
-		lost := 0
-		for name, l := range leases {
-			if k.Holders(t, admin, name) > 0 {
-				locktest.Release(t, l)
-				continue
-			}
-			lost++
-			next := k.Fill(t, k.Locker(t, s.Client(t), name, locktest.Patient, locktest.Long))
-			before := k.State(t, admin, name)
-			lockers[name].WantLost(t, l, gone)
-			if now := k.State(t, admin, name); now != before || before == "" {
-				t.Errorf("the lock had %s, and has %s after the old holder's Release", before, now)
-			}
-			for _, l := range next {
-				locktest.Release(t, l)
-			}
-		}
-		if n := admin.InfoMap(t.Context(), "stats").Item("Stats", "evicted_keys"); lost == 0 || n == "0" {
-			t.Errorf("%d leases lost, %s keys evicted", lost, n)
-		}
-		for name := range leases {
-			k.WantFree(t, s, name)
-		}
-	})
 }

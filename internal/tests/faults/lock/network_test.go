@@ -83,19 +83,32 @@ func TestLease_ShortFreeze(t *testing.T) {
 	}
 }
 
-// A server that is silent for two TTLs costs the lease, and keeps the lock from no later caller.
+// A server that is silent for two TTLs costs the lease, and keeps the lock from no later caller. One that executes
+// everything and is not heard grants nothing for good.
 //
 //fault:long-freeze
+//fault:one-way
 func TestLease_LongFreeze(t *testing.T) {
 	t.Parallel()
 	const ttl = 1800 * time.Millisecond
-	for what, silence := range map[string]func(t *testing.T, s *redistest.Server) (end func()){
-		"frozen": func(t *testing.T, s *redistest.Server) func() { s.Freeze(); return s.Thaw },
-		"writes paused": func(t *testing.T, s *redistest.Server) func() {
+	for what, silence := range map[string]func(t *testing.T, s *redistest.Server, p *redistest.Proxy) (end func()){
+		"frozen": func(_ *testing.T, s *redistest.Server, _ *redistest.Proxy) func() { s.Freeze(); return s.Thaw },
+		"not heard": func(t *testing.T, s *redistest.Server, p *redistest.Proxy) func() {
+			// Except HELLO: without its reply no connection would be made, and nothing sent.
+			rule := p.On(func(cmd []string) bool { return !strings.EqualFold(cmd[0], "HELLO") }, redistest.MuteReply)
+			s.ResetCalls()
+			return func() {
+				rule.Times(0)
+				if rule.Fired() == 0 || s.Calls("zscore") == 0 {
+					t.Error("no acquire was executed without a reply")
+				}
+			}
+		},
+		"writes paused": func(t *testing.T, s *redistest.Server, _ *redistest.Proxy) func() {
 			redistest.Do(t, s.Admin(), "client", "pause", 600_000, "write")
 			return func() { redistest.Do(t, s.Admin(), "client", "unpause") }
 		},
-		"paused": func(t *testing.T, s *redistest.Server) func() {
+		"paused": func(t *testing.T, s *redistest.Server, _ *redistest.Proxy) func() {
 			redistest.Do(t, s.Admin(), "client", "pause", (2 * ttl).Milliseconds(), "all")
 			return func() {}
 		},
@@ -103,13 +116,18 @@ func TestLease_LongFreeze(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			s := redistest.Start(t)
+			p := redistest.NewProxy(t, s.Addr)
 			others := make(map[string]*locktest.Locker)
+			var all []heldLock
 			for _, k := range locktest.Kinds {
-				others[k.Name] = k.Locker(t, s.Client(t), k.Name, hasty, locktest.Long)
+				for _, act := range []string{"acquire", "renew", "release", "abandon"} {
+					k.Command(t, s, act)
+				}
+				others[k.Name] = k.Locker(t, p.Client(t, redistest.NoRetry), "other "+k.Name, hasty, locktest.Long)
 				locktest.Release(t, locktest.Take(t, others[k.Name])) // so that the time of the server is known
+				all = append(all, hold(t, k, p.Client(t, redistest.NoRetry), k.Name, hasty, ttl))
 			}
-			all := holdAll(t, s, hasty, ttl)
-			end := silence(t, s)
+			end := silence(t, s, p)
 			begun := time.Now()
 			eachHeld(all, func(h heldLock) {
 				if _, err := others[h.Name].Acquire(t.Context()); !errors.Is(err, lock.ErrAmbiguous) {
@@ -125,6 +143,7 @@ func TestLease_LongFreeze(t *testing.T) {
 			end()
 			for _, h := range all {
 				h.WantFree(t, s, h.Name)
+				h.WantFree(t, s, "other "+h.Name)
 			}
 		})
 	}
@@ -160,41 +179,4 @@ func TestAcquire_KilledConnections(t *testing.T) {
 	for _, k := range locktest.Kinds {
 		k.WantFree(t, s, k.Name)
 	}
-}
-
-// A Redis that executes everything and is not heard grants nothing for good: callers get
-// ErrAmbiguous, grants are given back, and a holder learns in time that its lease could not be
-// renewed.
-//
-//fault:one-way
-func TestLease_RedisIsNotHeard(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		const ttl = 1800 * time.Millisecond
-		p := behindProxy(t, k, redistest.Start(t))
-		for _, act := range []string{"acquire", "renew", "release", "abandon"} {
-			k.Command(t, p.s, act)
-		}
-		holder := k.Locker(t, p.proxy.Client(t, redistest.NoRetry), "held", hasty, ttl)
-		lease := locktest.Take(t, holder)
-		taken := time.Now()
-		asks := k.Locker(t, p.proxy.Client(t, redistest.NoRetry), "asked", hasty, locktest.Long)
-		locktest.Release(t, locktest.Take(t, asks)) // so that the time of the server is known
-		// Except HELLO: without its reply no connection would be made, and nothing sent.
-		rule := p.proxy.On(func(cmd []string) bool { return !strings.EqualFold(cmd[0], "HELLO") }, redistest.MuteReply)
-		p.s.ResetCalls()
-		if got, err := asks.Acquire(t.Context()); got != nil || !errors.Is(err, lock.ErrAmbiguous) {
-			t.Errorf("Acquire = %v, %v, want ErrAmbiguous", got, err)
-		}
-		if p.s.Calls("zscore") == 0 {
-			t.Error("no acquire was executed")
-		}
-		holder.WantLost(t, lease, notRenewed)
-		t.Logf("%s: the holder learnt it %v after its grant; TTL is %v", k.Name,
-			time.Since(taken).Round(time.Millisecond), ttl)
-		if rule.Fired() == 0 {
-			t.Error("no reply was lost")
-		}
-		k.WantFree(t, p.s, "asked")
-		k.WantFree(t, p.s, "held")
-	})
 }

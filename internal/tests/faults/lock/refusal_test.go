@@ -27,19 +27,11 @@ type refusal struct {
 
 func startAlone(t *testing.T) *redistest.Server { return redistest.Start(t) }
 
-// config begins a refusal by a setting, and ends it by another value.
-func config(setting, refusing, serving string) func(testing.TB, *redistest.Server) func() {
-	return func(t testing.TB, s *redistest.Server) func() {
-		redistest.Do(t, s.Admin(), "config", "set", setting, refusing)
-		return func() { redistest.Do(t, s.Admin(), "config", "set", setting, serving) }
-	}
-}
-
 var refusals = []refusal{
 	{"BUSY", startAlone, redistest.KeepBusy},
 	{"LOADING", startAlone, redistest.Reload},
-	{"OOM", startAlone, config("maxmemory", "1", "0")},
-	{"NOREPLICAS", startAlone, config("min-replicas-to-write", "1", "0")},
+	{"OOM", startAlone, redistest.Config("maxmemory", "1", "0")},
+	{"NOREPLICAS", startAlone, redistest.Config("min-replicas-to-write", "1", "0")},
 	{"MISCONF", startAlone, redistest.FailSaves},
 	{"connection refused", startAlone, func(_ testing.TB, s *redistest.Server) func() { s.Kill(); return s.Restart }},
 	{"READONLY", func(t *testing.T) *redistest.Server { return redistest.StartReplica(t, redistest.Start(t)) },

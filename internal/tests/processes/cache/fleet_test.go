@@ -3,10 +3,10 @@
 package cache_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -19,64 +19,38 @@ import (
 
 func TestMain(m *testing.M) { redistest.Ring(m) }
 
-// A cold key is loaded once in the fleet, and all callers get its value.
-//
-//fault:very-many
-//fault:cold-key
-func TestGetOrLoad_ColdKey(t *testing.T) {
-	const callers, rounds = 100, 20
-	f := newFleet(t)
-	processes := f.start(8, config{})
-	for round := range rounds {
-		key := fmt.Sprint("round", round)
-		for _, p := range processes {
-			p.Order(order{Op: "get", Tag: key, Key: key, N: callers, Sleep: 50 * time.Millisecond})
-		}
-		got := allDone(processes, key)
-		f.wantLoads(key, 1)
-		for o, n := range got {
-			if !strings.HasPrefix(o, value("")) || n != len(processes)*callers {
-				t.Fatalf("round %d: %d callers got %s", round, n, o)
-			}
-		}
-	}
-	for _, p := range processes {
-		if s := p.stats(); s.LoadsUnlocked+s.RedisErrors+s.Fenced+s.LocksLost+s.BadValues > 0 {
-			t.Errorf("Stats of %s are %+v", p.name, s)
-		}
-	}
-}
-
 // A fleet is a Redis and the processes that share a namespace there.
 type fleet struct {
 	t         *testing.T
-	server    *redistest.Server
 	rdb       *redis.Client
 	namespace string
+	cache     *singlefill.Cache[string] // of the test, which is a process as well
 	started   int
 }
 
-// newFleet starts a server.
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	server := redistest.Start(t)
-	return &fleet{t: t, server: server, rdb: server.Admin(), namespace: redistest.Namespace(t)}
+	f := &fleet{t: t, rdb: redistest.Start(t).Admin(), namespace: redistest.Namespace(t)}
+	var err error
+	f.cache, err = singlefill.New(f.rdb, f.namespace, time.Hour, config{Stale: true}.options())
+	redistest.Must(t, err)
+	t.Cleanup(func() { _ = f.cache.Close() })
+	return f
 }
 
-// start starts n processes with a cache, each behind its own proxy.
+// start starts n processes with a cache.
 func (f *fleet) start(n int, c config) []*process {
 	f.t.Helper()
 	processes := make([]*process, n)
 	for i := range processes {
 		f.started++
-		p := &process{t: f.t, name: fmt.Sprint("process", f.started), proxy: redistest.NewProxy(f.t, f.server.Addr)}
-		c.Name, c.Addr, c.Counters, c.Namespace = p.name, p.proxy.Addr, f.server.Addr, f.namespace
-		p.Process = redistest.Spawn(f.t, workerRole)
-		p.Order(order{Op: "new", Config: c})
-		processes[i] = p
+		c.Name, c.Addr, c.Namespace = fmt.Sprint("process", f.started), f.rdb.Options().Addr, f.namespace
+		arg, err := json.Marshal(c)
+		redistest.Must(f.t, err)
+		processes[i] = &process{Process: redistest.Spawn(f.t, workerRole, string(arg)), t: f.t, config: c}
 	}
 	for _, p := range processes {
-		p.await("new", "")
+		p.await("ready", "")
 	}
 	return processes
 }
@@ -90,56 +64,48 @@ func (f *fleet) wantLoads(key string, want int) {
 	}
 }
 
-// stored returns the bytes under the value key, and locked those under the lock key; "" if there
-// are none.
-func (f *fleet) stored(key string) string { return f.bytes(f.valueKey(key)) }
-func (f *fleet) locked(key string) string { return f.bytes(f.lockKey(key)) }
-
-func (f *fleet) valueKey(key string) string { return f.namespace + ":{" + key + "}" }
-func (f *fleet) lockKey(key string) string  { return f.valueKey(key) + ":lock" }
-
-func (f *fleet) bytes(name string) string {
+// stored returns the bytes under the value key of k; "" if there are none.
+func (f *fleet) stored() string {
 	f.t.Helper()
-	s, _ := cachetest.Stored(f.t, f.rdb, name)
+	s, _ := cachetest.Stored(f.t, f.rdb, f.namespace+":{k}")
 	return s
 }
 
-// lockEnd returns when the lock of key will expire, by the server's clock.
-func (f *fleet) lockEnd(key string) time.Time {
+func (f *fleet) lockKey() string { return f.namespace + ":{k}:lock" }
+
+// lockEnd returns when the lock of k will expire, by the server's clock.
+func (f *fleet) lockEnd() time.Time {
 	f.t.Helper()
 	var now *redis.TimeCmd
 	var left *redis.DurationCmd
 	_, err := f.rdb.TxPipelined(f.t.Context(), func(p redis.Pipeliner) error {
-		now, left = p.Time(f.t.Context()), p.PTTL(f.t.Context(), f.lockKey(key))
+		now, left = p.Time(f.t.Context()), p.PTTL(f.t.Context(), f.lockKey())
 		return nil
 	})
 	if err != nil || left.Val() < 0 {
-		f.t.Fatalf("lock of %q: %v left, %v", key, left.Val(), err)
+		f.t.Fatalf("the lock: %v left, %v", left.Val(), err)
 	}
 	return now.Val().Add(left.Val())
 }
 
-// wait has ten goroutines of each process call GetOrLoad, and returns when they wait for a load in
-// another process, and the processes listen for its end.
-func (f *fleet) wait(tag, key string, processes ...*process) {
+// wait has ten goroutines of each process call GetOrLoad, and returns when the processes listen for the end of a load
+// in another process.
+func (f *fleet) wait(processes ...*process) {
 	f.t.Helper()
 	for _, p := range processes {
-		p.get(tag, key, 10)
-		p.joined(tag)
+		p.Order(order{Tag: "waits", Key: "k", N: 10})
 	}
 	redistest.Await(f.t, "the processes listen", func() bool {
-		heard, err := f.rdb.PubSubShardNumSub(f.t.Context(), f.lockKey(key)).Result()
-		return err == nil && heard[f.lockKey(key)] == int64(len(processes))
+		heard, err := f.rdb.PubSubShardNumSub(f.t.Context(), f.lockKey()).Result()
+		return err == nil && heard[f.lockKey()] == int64(len(processes))
 	})
 }
 
 // A process is a worker as the test sees it.
 type process struct {
 	*redistest.Process
+	config
 	t      *testing.T
-	name   string
-	proxy  *redistest.Proxy
-	orders int
 	unread []report // received, and not yet returned by await
 }
 
@@ -159,99 +125,29 @@ func (p *process) await(event, tag string) report {
 		case match(r):
 			return r
 		case r.Event == "trouble":
-			p.t.Logf("%s: %s", p.name, r.Value)
-		case r.Event == "unlocked":
-			p.t.Errorf("%s loaded %q without the lock", p.name, r.Value)
+			if !p.Mortal {
+				p.t.Errorf("%s: %s", p.Name, r.Value)
+			}
 		default:
 			p.unread = append(p.unread, r)
 		}
 	}
 }
 
-// heard returns the first report of an event that await has not returned. It does not wait for one.
-func (p *process) heard(event string) (r report, found bool) {
+// block has a call of a process load k, until the order to release. It returns when the load has begun.
+func (p *process) block(tag string) report {
 	p.t.Helper()
-	p.stats() // its report comes after all earlier ones
-	if i := slices.IndexFunc(p.unread, func(r report) bool { return r.Event == event }); i >= 0 {
-		return p.unread[i], true
-	}
-	return r, false
+	p.Order(order{Tag: tag, Key: "k", N: 1, Block: true})
+	return p.await("begun", tag)
 }
-
-// loading returns the process in which a load has begun that await has not returned, and its report.
-func loading(processes []*process) (*process, report) {
-	for _, p := range processes {
-		if r, found := p.heard("begun"); found {
-			return p, r
-		}
-	}
-	return nil, report{}
-}
-
-// do gives an order and waits until it has been carried out.
-func (p *process) do(o order) report {
-	p.t.Helper()
-	p.orders++
-	o.Tag = fmt.Sprint("order", p.orders)
-	p.Order(o)
-	return p.await(o.Op, o.Tag)
-}
-
-func (p *process) stats() singlefill.Stats { p.t.Helper(); return p.do(order{Op: "stats"}).Stats }
-
-// peek returns the outcome of Get.
-func (p *process) peek(key string) string {
-	p.t.Helper()
-	return p.do(order{Op: "peek", Key: key}).Value
-}
-
-// get has n goroutines call GetOrLoad.
-func (p *process) get(tag, key string, n int) {
-	p.t.Helper()
-	p.Order(order{Op: "get", Tag: tag, Key: key, N: n})
-}
-
-// block has n goroutines call GetOrLoad, whose load ends at the order release.
-func (p *process) block(tag, key string, n int) {
-	p.t.Helper()
-	p.Order(order{Op: "get", Tag: tag, Key: key, N: n, Block: true})
-}
-
-// begun waits until a load of the calls of tag begins.
-func (p *process) begun(tag string) report { p.t.Helper(); return p.await("begun", tag) }
 
 // release lets all loads of tag return.
-func (p *process) release(tag string) { p.t.Helper(); p.Order(order{Op: "release", Tag: tag}) }
-
-// joined waits until all calls of tag wait in GetOrLoad. A call that reads for itself does not yet.
-func (p *process) joined(tag string) {
-	p.t.Helper()
-	p.Order(order{Op: "joined", Tag: tag})
-	p.await("joined", tag)
-}
-
-// allDone waits until all calls of tag in the processes have returned. It returns how many have which outcome.
-func allDone(processes []*process, tag string) map[string]int {
-	all := make(map[string]int)
-	for _, p := range processes {
-		p.t.Helper()
-		for o, n := range p.await("done", tag).Outcomes {
-			all[o] += n
-		}
-	}
-	return all
-}
+func (p *process) release(tag string) { p.t.Helper(); p.Order(order{Tag: tag}) }
 
 // wantDone waits until all n calls of tag have returned, and asserts what.
 func (p *process) wantDone(tag string, n int, want string) {
 	p.t.Helper()
 	if got := p.await("done", tag).Outcomes; got[want] != n || len(got) != 1 {
-		p.t.Errorf("%d calls %q of %s got %v, want %q", n, tag, p.name, got, want)
+		p.t.Errorf("%d calls %q of %s got %v, want %q", n, tag, p.Name, got, want)
 	}
-}
-
-// wantRefused waits until the one store that the process has lost is counted.
-func (p *process) wantRefused() {
-	p.t.Helper()
-	redistest.Await(p.t, "the refused store is counted", func() bool { return p.stats().Fenced == 1 })
 }

@@ -1,18 +1,19 @@
+// Package lock_test shows promises between processes of the operating system. The holders count in
+// Redis what must not happen at the same time.
 package lock_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/locktest"
 )
+
+func TestMain(m *testing.M) { redistest.Ring(m) }
 
 const (
 	// A process that has to be replaced has the times of hasty. It is the only kind that a stalled
@@ -70,15 +71,6 @@ func (f fleet) awaitQueue(n int64) {
 	redistest.Await(f.t, fmt.Sprint(n, " wait"), func() bool {
 		return f.s.Admin().ZCard(context.Background(), locktest.Key(f.Name)+":queue").Val() == n
 	})
-}
-
-func (f fleet) number(key string) int {
-	f.t.Helper()
-	n, err := f.s.Admin().Get(f.t.Context(), key).Int()
-	if err != nil && !errors.Is(err, redis.Nil) {
-		f.t.Fatal(err)
-	}
-	return n
 }
 
 // acquired waits until a process says that it has the lease, and returns the fence.

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -17,11 +15,6 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/locktest"
 	"github.com/singlefill/singlefill/lock"
 )
-
-// These tests show promises between processes of the operating system. The holders count in Redis
-// what must not happen at the same time.
-
-func TestMain(m *testing.M) { redistest.Ring(m) }
 
 const userRole = "lock user"
 
@@ -86,29 +79,20 @@ func (u *user) obey(verb, tag string, lease *lock.Lease) {
 	case "reacquire": // retries after ErrAmbiguous: the process was frozen during a command
 		u.acquire(tag, true)
 	case "release":
-		u.Say("%s: released %s", tag, verdict(lease.Release(context.Background())))
+		err := lease.Release(context.Background())
+		if errors.Is(err, lock.ErrLost) {
+			err = lock.ErrLost
+		}
+		u.Say("%s: released %v", tag, err)
 	case "write":
-		u.Say("%s: wrote %d", tag, u.write(lease))
+		n, err := write.Run(context.Background(), u.rdb, nil, lease.Fence()).Int()
+		must(err)
+		u.Say("%s: wrote %d", tag, n)
 	case "contend":
 		u.contend(tag)
-	case "spin":
-		u.spin(tag)
 	default:
 		panic("unknown order " + verb)
 	}
-}
-
-// spin keeps the one thread that runs Go code busy from now on.
-func (u *user) spin(tag string) {
-	runtime.GOMAXPROCS(1)
-	for range 50 {
-		go func() {
-			for {
-				runtime.Gosched()
-			}
-		}()
-	}
-	u.Say("%s: is busy", tag)
 }
 
 func must(err error) {
@@ -117,17 +101,7 @@ func must(err error) {
 	}
 }
 
-func verdict(err error) string {
-	switch {
-	case err == nil:
-		return "nil"
-	case errors.Is(err, lock.ErrLost):
-		return "lost"
-	}
-	return err.Error()
-}
-
-func (u *user) acquire(tag string, again bool) *lock.Lease {
+func (u *user) acquire(tag string, again bool) {
 	ctx, asked := locktest.NotifyAsked()
 	go func() { <-asked; u.Say("%s: asks", tag) }()
 	lease, err := u.Acquire(ctx)
@@ -144,13 +118,6 @@ func (u *user) acquire(tag string, again bool) *lock.Lease {
 		}
 	})
 	u.Say("%s: acquired %d", tag, lease.Fence())
-	return lease
-}
-
-func (u *user) write(lease *lock.Lease) int {
-	n, err := write.Run(context.Background(), u.rdb, nil, lease.Fence()).Int()
-	must(err)
-	return n
 }
 
 // contend has goroutines compete, each a few times. What they do with the lock held is only right
