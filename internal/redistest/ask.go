@@ -3,6 +3,7 @@ package redistest
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -34,6 +35,20 @@ func Exists(t testing.TB, rdb redis.UniversalClient, key string) bool {
 	n, err := rdb.Exists(context.Background(), key).Result()
 	Must(t, err)
 	return n == 1
+}
+
+// ErrorsSaid returns how often servers have answered with an error of the code.
+func ErrorsSaid(t testing.TB, code string, servers ...*Server) (all int) {
+	t.Helper()
+	for _, s := range servers {
+		info, err := s.admin.Info(context.Background(), "errorstats").Result()
+		Must(t, err)
+		var n int
+		_, count, _ := strings.Cut(info, "errorstat_"+code+":count=")
+		fmt.Sscan(count, &n)
+		all += n
+	}
+	return all
 }
 
 // User makes a user of the server with such rights, as ACL SETUSER takes them, and returns what

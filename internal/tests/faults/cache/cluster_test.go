@@ -138,7 +138,7 @@ func TestCluster_MasterDies(t *testing.T) {
 func TestCluster_MovingSlot(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
-	tryAgain := func() int { return errorsSaid(t, cluster.Nodes, "TRYAGAIN") }
+	tryAgain := func() int { return redistest.ErrorsSaid(t, "TRYAGAIN", cluster.Nodes...) }
 	for key, movesFirst := range map[string]func(c *cachetest.Cache, key string) string{
 		"lock-first":  (*cachetest.Cache).LockKey,
 		"value-first": (*cachetest.Cache).ValueKey,
@@ -181,20 +181,6 @@ func TestCluster_MovingSlot(t *testing.T) {
 			redistest.Await(t, "the lock is free", func() bool { return !strings.HasPrefix(held(move.To, a, key), "H") })
 		})
 	}
-}
-
-// errorsSaid returns how often the servers have answered with an error of the code.
-func errorsSaid(t testing.TB, servers []*redistest.Server, code string) (all int) {
-	t.Helper()
-	for _, s := range servers {
-		info, err := s.Admin().Info(context.Background(), "errorstats").Result()
-		redistest.Must(t, err)
-		var n int
-		_, count, _ := strings.Cut(info, "errorstat_"+code+":count=")
-		fmt.Sscan(count, &n)
-		all += n
-	}
-	return all
 }
 
 // A replica may serve hits, but takes no part in decisions: a replica that lags costs a command,
@@ -261,40 +247,5 @@ func TestReplica_TakesOver(t *testing.T) {
 	role, err := replica.Admin().Do(t.Context(), "role").Slice()
 	if err != nil || role[0] != "master" {
 		t.Errorf("the replica's role is %v, %v", role, err)
-	}
-}
-
-// A failover that loses a lock costs a second load, and the value of the first one is refused.
-//
-//fault:failover-lost-lock
-func TestReplica_TakesOverWithoutLock(t *testing.T) {
-	t.Parallel()
-	master := redistest.Start(t)
-	replica := redistest.StartReplica(t, master)
-	p := redistest.NewProxy(t, master.Addr)
-	a, b := newPair(t, p.Client(t), p.Client(t), cachetest.Patient)
-	a.During = func(key string) {
-		a.During = nil
-		if redistest.Exists(t, replica.Admin(), a.LockKey(key)) {
-			t.Error("the replica has the lock")
-		}
-		master.Kill()
-		redistest.Do(t, replica.Admin(), "replicaof", "no", "one")
-		p.Redirect(replica.Addr)
-		p.Cut()
-		b.MustLoad(key)
-		b.WantHit(key)
-	}
-	host, _, _ := strings.Cut(replica.Addr, ":")
-	redistest.Do(t, replica.Admin(), "replicaof", host, 1) // a port without a server: the replica is cut off
-	a.MustLoad("k")
-	a.AwaitLoads()
-	a.WantLoads(2)
-	b.WantHit("k")
-	if s := a.Stats(); s.Stored != 0 || s.Fenced != 1 {
-		t.Errorf("Stats of the cache that lost its lock are %+v; errors %v", s, a.Log.Errors())
-	}
-	if s := b.Stats(); s.Stored != 1 || s.Loads != 1 {
-		t.Errorf("Stats of the other cache are %+v; errors %v", s, b.Log.Errors())
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -50,82 +49,6 @@ func keysOf(prefix string, n int) (keys []string) {
 		keys = append(keys, fmt.Sprint(prefix, i))
 	}
 	return keys
-}
-
-// wantFree fails the test if the lock of one of the keys is held.
-func wantFree(t testing.TB, s *redistest.Server, c *cachetest.Cache, keys []string) {
-	t.Helper()
-	for _, key := range keys {
-		if lock := held(s, c, key); strings.HasPrefix(lock, "H") {
-			t.Errorf("the lock of %q holds %q", key, lock)
-		}
-	}
-}
-
-// With a frozen node, a call for keys of all nodes loads the keys of the others before the frozen node
-// has failed to answer. Then it loads the keys of that node.
-//
-//fault:frozen-node
-func TestGetOrLoadMany_FrozenNode(t *testing.T) {
-	t.Parallel()
-	cluster := redistest.StartCluster(t)
-	c := cachetest.New(t, cluster.Client(t), redistest.Namespace(t), cachetest.Patient)
-	isFrozen := func(key string) bool { return cluster.Owner(t, c.ValueKey(key)) == cluster.Nodes[1] }
-	warm, cold := keysOf("warm", 30), keysOf("cold", 30)
-	hits := 0
-	for _, key := range warm {
-		c.AwaitCached(key)
-		if !isFrozen(key) {
-			hits++
-		}
-	}
-	frozen := make(map[string]bool)
-	for _, key := range slices.Concat(warm, cold) {
-		frozen[key] = isFrozen(key)
-	}
-	before := c.Stats().Hits
-	cluster.Nodes[1].Freeze()
-	defer cluster.Nodes[1].Thaw()
-
-	var mu sync.Mutex
-	loaded := make(map[string]int) // protected by mu
-	mustLoadMany(t, c, slices.Concat(warm, cold), loadMany(c, func(keys []string) {
-		mu.Lock()
-		defer mu.Unlock()
-		early := 0
-		for _, key := range keys {
-			loaded[key]++
-			if !frozen[key] {
-				early++
-			}
-		}
-		if early == 0 {
-			return
-		}
-		if early < len(keys) {
-			t.Errorf("the keys %v of all nodes are loaded together", keys)
-		}
-		if n := c.Log.ErrorCount(); n != 0 {
-			t.Errorf("the keys %v of other nodes are loaded after %d commands for the frozen one have failed", keys, n)
-		}
-	}))
-	if n := c.Stats().Hits - before; n != int64(hits) {
-		t.Errorf("%d hits, want the %d on other nodes", n, hits)
-	}
-	c.WantErrors()
-	for key, n := range loaded {
-		if n != 1 {
-			t.Errorf("%q was loaded %d times", key, n)
-		}
-	}
-	if want := len(warm) - hits + len(cold); len(loaded) != want {
-		t.Errorf("%d keys were loaded, want %d", len(loaded), want)
-	}
-	for _, key := range cold {
-		if !frozen[key] {
-			c.WantHit(key)
-		}
-	}
 }
 
 // The keys of a node that freezes when they are to be locked are loaded by another call of the ManyLoader, also
@@ -208,43 +131,6 @@ func TestGetOrLoadMany_ServerDiesWhileKeysQueue(t *testing.T) {
 			held.Give("value of a")
 			elsewhere.Want(t, "value of a")
 		})
-	}
-}
-
-// A connection that is cut in the middle of a pipeline costs no key its value, and no key is loaded
-// that Redis has.
-//
-//fault:reset
-func TestGetOrLoadMany_ReplyCutShort(t *testing.T) {
-	for what, match := range map[string]func(cmd []string) bool{
-		"GET":         redistest.Command("GET"),
-		"get_or_lock": cachetest.Script(t, "get_or_lock"),
-		"store":       cachetest.Script(t, "store"),
-	} {
-		for client, configure := range retries {
-			t.Run(what+", "+client, func(t *testing.T) {
-				s, p := newWarm(t)
-				c, other := newPair(t, p.Client(t, configure), s.Client(t), cachetest.Patient)
-				warm, cold := keysOf("warm", 8), keysOf("cold", 8)
-				for _, key := range warm {
-					other.MustLoad(key)
-				}
-				rule := p.On(match, redistest.ResetReply).After(3).Times(1)
-				mustLoadMany(t, c, slices.Concat(warm, cold), loadMany(c, nil))
-				if rule.Fired() != 1 {
-					t.Errorf("the fault has come about %d times", rule.Fired())
-				}
-				c.WantLoads(16)
-				c.AwaitLoads()
-				for _, key := range cold {
-					other.WantHit(key)
-				}
-				if n := c.Stats().LoadsUnlocked; n != 0 {
-					t.Errorf("%d loads ran without the lock", n)
-				}
-				wantFree(t, s, c, cold)
-			})
-		}
 	}
 }
 

@@ -336,7 +336,7 @@ func TestNear_Demoted(t *testing.T) {
 	host, _, _ := strings.Cut(s.Addr, ":")
 	redistest.Do(t, s.Admin(), "replicaof", host, 1) // a port without a server
 	b.wantUnproven("k")
-	if errorsSaid(t, []*redistest.Server{s}, "READONLY") == 0 {
+	if redistest.ErrorsSaid(t, "READONLY", s) == 0 {
 		t.Error("the server has not refused a command")
 	}
 	redistest.Do(t, s.Admin(), "replicaof", "no", "one")
@@ -350,10 +350,10 @@ func TestNear_Demoted(t *testing.T) {
 func TestNear_OutOfMemory(t *testing.T) {
 	s, _, a, b := startNear(t)
 	bothHit(a, b, "k")
-	before := errorsSaid(t, []*redistest.Server{s}, "OOM")
+	before := redistest.ErrorsSaid(t, "OOM", s)
 	redistest.Do(t, s.Admin(), "config", "set", "maxmemory", 1)
 	deleted := a.change("k")
-	if errorsSaid(t, []*redistest.Server{s}, "OOM") == before {
+	if redistest.ErrorsSaid(t, "OOM", s) == before {
 		t.Error("the server has not refused a command")
 	}
 	if redistest.Exists(t, s.Admin(), a.logKey()) {
@@ -436,7 +436,7 @@ func TestNear_ForeignLog(t *testing.T) {
 	redistest.Do(t, s.Admin(), "set", a.logKey(), "something else", "px", 3_600_000)
 	b.wantNew(deleted, "k")
 	b.wantUnproven("k")
-	if errorsSaid(t, []*redistest.Server{s}, "WRONGTYPE") == 0 {
+	if redistest.ErrorsSaid(t, "WRONGTYPE", s) == 0 {
 		t.Error("the server has not refused a command")
 	}
 	redistest.Do(t, s.Admin(), "del", a.logKey())
@@ -552,14 +552,14 @@ func TestNear_Cluster(t *testing.T) {
 	}
 	wantWorking(a, b, keys...)
 
-	before := errorsSaid(t, cluster.Nodes, "ASK")
+	before := redistest.ErrorsSaid(t, "ASK", cluster.Nodes...)
 	move := cluster.Move(t, a.logKey())
 	wantWorking(a, b, keys[:3]...)
 	deleted := a.change(keys[:3]...)
 	move.Take(a.logKey())
 	b.wantNew(deleted, keys[:3]...)
 	wantWorking(a, b, keys[:3]...)
-	if errorsSaid(t, cluster.Nodes, "ASK") == before {
+	if redistest.ErrorsSaid(t, "ASK", cluster.Nodes...) == before {
 		t.Error("no command was redirected")
 	}
 	deleted = a.change(keys[:3]...)

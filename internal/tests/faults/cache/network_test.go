@@ -90,43 +90,6 @@ func TestGetOrLoad_UnreachableRedis(t *testing.T) {
 	}
 }
 
-// Callers get their values while the server closes all connections again and again.
-//
-//fault:killed-connections
-func TestGetOrLoad_KilledConnections(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	a, b := newPair(t, s.Client(t), s.Client(t), 500*time.Millisecond)
-	a.During = func(string) { time.Sleep(time.Millisecond) }
-	kills, stop := s.KillConnections()
-	var callers sync.WaitGroup
-	for _, c := range []*cachetest.Cache{a, b} {
-		for g := range 8 {
-			callers.Go(func() {
-				for n := 0; kills.Load() < 100; n++ {
-					c.MustLoad(fmt.Sprintf("k%d", n%500))
-					if n%50 == 49 {
-						_ = c.Delete(context.Background(), fmt.Sprintf("k%d", (n+g)%500))
-					}
-				}
-			})
-		}
-	}
-	callers.Wait()
-	stop()
-	t.Logf("%d connections killed; %d of %d loads without the lock", kills.Load(),
-		a.Stats().LoadsUnlocked+b.Stats().LoadsUnlocked, a.Loads.Load())
-	a.AwaitRecovery()
-	b.AwaitRecovery()
-	before := a.Loads.Load()
-	for i := range 500 {
-		key := fmt.Sprintf("after%d", i)
-		a.MustLoad(key)
-		b.MustLoad(key)
-	}
-	a.WantLoads(before + 500)
-}
-
 // A holder that a partition cuts off is replaced after LockTTL, and its store is refused
 // afterwards. The time is fake, so the bounds are exact.
 //

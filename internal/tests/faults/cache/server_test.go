@@ -97,45 +97,6 @@ func TestServer_RestartsFromItsLog(t *testing.T) {
 	}
 }
 
-// The commands that a frozen server has in its sockets take nothing when it goes on, however long their
-// callers have been gone.
-//
-//fault:long-freeze
-func TestServer_FrozenTakesNothing(t *testing.T) {
-	for _, bounded := range []bool{true, false} {
-		t.Run(fmt.Sprintf("ContextTimeoutEnabled %t", bounded), func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Start(t)
-			const keys, ttl = 4, 600 * time.Millisecond
-			a, b := newPair(t, s.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = bounded }), s.Client(t), cachetest.Impatient, lockTTL(ttl))
-			var idle sync.WaitGroup
-			for n := range 2 * keys { // connections
-				idle.Go(func() { a.WantValue(fmt.Sprint("warm", n)) })
-			}
-			idle.Wait()
-			loads := a.Loads.Load()
-			s.Freeze()
-			frozen := time.Now()
-			var calls sync.WaitGroup
-			for n := range keys {
-				calls.Go(func() { a.WantValue(fmt.Sprint("k", n)) })
-			}
-			calls.Wait()
-			a.WantLoads(loads + keys)
-			redistest.Await(t, "the locks of the callers would have ended", func() bool { return time.Since(frozen) > 3*ttl })
-			if a.Stats().LoadsUnlocked < keys {
-				t.Error("the callers have not given up")
-			}
-			s.Thaw()
-			waits := b.Stats().Waits
-			for n := range keys {
-				b.MustLoad(fmt.Sprint("k", n))
-			}
-			b.WantStat("Waits", waits) // no call waits for another
-		})
-	}
-}
-
 // A healthy Redis is not taken for a dead one when many more keys are cold than the client has
 // connections. The commands need more time than RedisTimeout, even if each is answered at once. Each key
 // is loaded once, MaxLoads at a time in each process.

@@ -3,8 +3,6 @@ package lock_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -37,13 +35,13 @@ func TestCluster_SlotMoves(t *testing.T) {
 				return from.Admin().ZCard(context.Background(), locktest.Key(c.Name)+":queue").Val() == 1
 			})
 		}
-		before := tryAgains(t, cluster)
+		before := redistest.ErrorsSaid(t, "TRYAGAIN", cluster.Nodes...)
 		move := cluster.Move(t, locktest.Key(c.Name))
 		move.Take(locktest.Key(c.Name))
 		if len(move.Rest()) == 0 {
 			t.Fatalf("%s: nothing is left to be moved", c.Name)
 		}
-		redistest.Await(t, "a client is told to try again", func() bool { return tryAgains(t, cluster) > before })
+		redistest.Await(t, "a client is told to try again", func() bool { return redistest.ErrorsSaid(t, "TRYAGAIN", cluster.Nodes...) > before })
 		move.End()
 		if left, marks := locktest.Left(t, from.Admin(), c.Name); len(left)+len(marks) > 0 {
 			t.Errorf("%s: on the old node: %q %q", c.Name, left, marks)
@@ -60,20 +58,6 @@ func TestCluster_SlotMoves(t *testing.T) {
 			return len(left) == 0
 		})
 	}
-}
-
-// tryAgains returns how often the nodes of a cluster have said to try again.
-func tryAgains(t testing.TB, cluster *redistest.Cluster) (all int) {
-	t.Helper()
-	for _, node := range cluster.Nodes {
-		info, err := node.Admin().Info(context.Background(), "errorstats").Result()
-		redistest.Must(t, err)
-		var n int
-		_, count, _ := strings.Cut(info, "errorstat_TRYAGAIN:count=")
-		fmt.Sscan(count, &n)
-		all += n
-	}
-	return all
 }
 
 // A master that dies costs no lease that its replica knows, if the replica takes over within TTL.

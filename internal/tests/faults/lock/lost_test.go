@@ -91,34 +91,6 @@ func TestLease_LostOnce(t *testing.T) {
 	})
 }
 
-// A lost renewal is retried, and the lease is kept. All kinds and ways run at once, since each
-// waits for its renewal.
-//
-//fault:lost-request
-func TestRenewal_LostOnce(t *testing.T) {
-	t.Parallel()
-	for _, k := range locktest.Kinds {
-		for _, way := range ways {
-			p := behindProxy(t, k, redistest.Shared(t))
-			for client, change := range way.clients {
-				l := k.Locker(t, p.proxy.Client(t, change), p.name, time.Second, 9*time.Second)
-				rule := p.on("renew", way.action).Times(1)
-				lease := locktest.Take(t, l)
-				defer func() {
-					awaitFault(t, rule)
-					p.proxy.Cut()
-					redistest.Await(t, "it is renewed", func() bool { return l.Count("renewed") > 0 })
-					locktest.Release(t, lease)
-					if n := l.Count("lost"); n != 0 {
-						t.Errorf("%s, %s, %s: Trace was told of %d lost", k.Name, way.name, client, n)
-					}
-				}()
-				break // the client's own retries do not matter here: one of them will do
-			}
-		}
-	}
-}
-
 // Acquire without any reply returns ErrAmbiguous, and is undone, also when the clean-up meets a
 // fault.
 //
@@ -186,40 +158,6 @@ func TestErrAmbiguous_LostReplyThenRefused(t *testing.T) {
 
 // Commands that arrive late, or twice.
 
-// What a caller has given up before its client had a connection is never executed, although the
-// client would write it then.
-//
-//fault:slow-connection
-func TestAcquire_SlowConnection(t *testing.T) {
-	for what, frozen := range map[string]bool{"OnConnect": false, "handshake": true} {
-		t.Run(what, func(t *testing.T) {
-			locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-				s := redistest.Start(t)
-				for _, act := range []string{"acquire", "release", "abandon"} {
-					k.Command(t, s, act)
-				}
-				rdb, connect := s.Unconnected(t, frozen)
-				l, err := k.Open(rdb, "n", &lock.Options{RedisTimeout: 50 * time.Millisecond, TTL: locktest.Long})
-				redistest.Must(t, err)
-				if _, err := l.TryAcquire(t.Context()); !errors.Is(err, lock.ErrUnavailable) {
-					t.Errorf("TryAcquire = %v, want ErrUnavailable", err)
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-				defer cancel()
-				_, err = l.Acquire(ctx)
-				if !errors.Is(err, lock.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("Acquire = %v, want ErrUnavailable and the error of its context", err)
-				}
-				connect()
-				if n := s.Calls("evalsha"); n != 0 {
-					t.Fatalf("%d commands were executed late", n)
-				}
-				k.WantFree(t, s, "n")
-			})
-		})
-	}
-}
-
 // An acquire that arrives after its caller has given up takes nothing, also when nothing is known of its
 // attempt any more.
 //
@@ -256,24 +194,6 @@ func TestAcquire_ArrivesAfterGivingUp(t *testing.T) {
 				p.wantFree()
 			})
 		}
-	})
-}
-
-// An acquire that arrives after the lease of its second try was released takes nothing.
-//
-//fault:late-command
-func TestAcquire_ArrivesAfterRelease(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		p := behindProxy(t, k, redistest.Start(t))
-		late := p.on("acquire", redistest.HoldRequest).Times(1)
-		p.Command(t, p.s, "release")
-		got := k.Wait(t, p.through(locktest.Patient, redistest.NoRetry))
-		awaitFault(t, late)
-		p.proxy.Cut() // the second try is on another connection
-		locktest.Release(t, got())
-		p.deliver(late)
-		p.wantNothing()
-		p.wantFree()
 	})
 }
 
