@@ -21,7 +21,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
-	"github.com/singlefill/singlefill/lock"
 )
 
 // embeddedRedis returns a client of an embedded server, so that the examples run anywhere.
@@ -196,118 +195,6 @@ func ExampleCache_Close() {
 	// all is well <nil>
 }
 
-// A Loader that panics fails only its own load. Its stack shows where the Loader panicked.
-func ExamplePanicError() {
-	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
-	defer stop()
-
-	var list []int
-	_, err := prices.GetOrLoad(context.Background(), "tea", func(ctx context.Context, item string) (int, error) {
-		return list[7], nil
-	})
-	var panicked *singlefill.PanicError
-	if errors.As(err, &panicked) {
-		fmt.Println(panicked.Value)
-		fmt.Println("stack:", bytes.Contains(panicked.Stack, []byte("ExamplePanicError")))
-	}
-	// Output:
-	// runtime error: index out of range [7] with length 0
-	// stack: true
-}
-
-// A waiter gets the text of an error from another process. A caller that gets a stale value because
-// that load has failed gets it in ValueInfo.Err.
-func ExampleRemoteError() {
-	rdb, stop := embeddedRedis()
-	defer stop()
-	opts := &singlefill.Options[int]{StaleIfError: time.Hour, RetryAfter: time.Minute}
-	here := newCache(rdb, "prices", time.Minute, opts)
-	elsewhere := newCache(rdb, "prices", time.Minute, opts) // stands for another process
-	defer here.Close()
-	defer elsewhere.Close()
-
-	ctx := context.Background()
-	if err := errors.Join(here.Set(ctx, "tea", 7), here.Expire(ctx, "tea")); err != nil {
-		fmt.Println(err)
-	}
-	errDown := errors.New("price service is down")
-	load := func(ctx context.Context, item string) (int, error) { return 0, errDown }
-	_, info, _ := here.GetOrLoadInfo(ctx, "tea", load)
-	fmt.Println(info.Err == errDown)
-
-	var remote *singlefill.RemoteError
-	_, info, _ = elsewhere.GetOrLoadInfo(ctx, "tea", load)
-	if errors.As(info.Err, &remote) {
-		fmt.Println(remote.Key, remote.Message, "the same error:", errors.Is(remote, errDown))
-	}
-	// Output:
-	// true
-	// tea price service is down the same error: false
-}
-
-// Old values hide errors of the source. ErrNoStale marks an error that is an answer.
-func Example_errNoStale() {
-	names, stop := embeddedCache("names", time.Hour, &singlefill.Options[string]{StaleIfError: time.Hour, RetryAfter: -1})
-	defer stop()
-
-	ctx := context.Background()
-	if err := errors.Join(names.Set(ctx, "42", "Ada"), names.Expire(ctx, "42")); err != nil {
-		fmt.Println(err)
-	}
-	errDown, errSuspended := errors.New("503 Service Unavailable"), errors.New("403 Forbidden")
-	for _, err := range []error{errDown, fmt.Errorf("%w (%w)", errSuspended, singlefill.ErrNoStale), errDown} {
-		name, err := names.GetOrLoad(ctx, "42", func(context.Context, string) (string, error) { return "", err })
-		fmt.Printf("%q %v\n", name, err)
-	}
-	// Output:
-	// "Ada" <nil>
-	// "" 403 Forbidden (singlefill: no stale value may be served)
-	// "" 503 Service Unavailable
-}
-
-// With FailureTTL a source that fails is left alone for a while, also by calls that have nothing to serve.
-func ExampleOptions_failureTTL() {
-	errDown := errors.New("503 Service Unavailable")
-	names, stop := embeddedCache("names", time.Hour, &singlefill.Options[string]{
-		FailureTTL: time.Minute, Errors: map[string]error{"down": errDown},
-	})
-	defer stop()
-
-	ctx := context.Background()
-	load := func(context.Context, string) (string, error) {
-		fmt.Println("asking the source")
-		return "", errDown
-	}
-	for range 3 {
-		_, err := names.GetOrLoad(ctx, "42", load)
-		fmt.Println(errors.Is(err, errDown))
-	}
-	// Output:
-	// asking the source
-	// true
-	// true
-	// true
-}
-
-// While Redis does not answer, each process asks the source, once at a time per key. Delete returns an
-// error.
-func Example_redisIsDown() {
-	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}) // nothing listens there
-	defer rdb.Close()
-	names := newCache(rdb, "names", time.Hour, &singlefill.Options[string]{RedisTimeout: 20 * time.Millisecond})
-	defer names.Close()
-
-	ctx := context.Background()
-	load := func(ctx context.Context, id string) (string, error) { return "Ada", nil }
-	fmt.Println(names.GetOrLoad(ctx, "42", load))
-	fmt.Println("loaded without the lock:", names.Stats().LoadsUnlocked)
-	fmt.Println("deleted:", names.Delete(ctx, "42") == nil)
-	// Output:
-	// Ada <nil>
-	// loaded without the lock: 1
-	// deleted: false
-}
-
 // The second call is a hit. An error of the Loader comes back unchanged and is not remembered.
 func ExampleCache_GetOrLoad() {
 	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
@@ -337,35 +224,6 @@ func ExampleCache_GetOrLoad() {
 	// asking for the price of tea
 	// 7 <nil>
 	// 7 <nil>
-}
-
-// A Loader returns ErrNotFound, bare or wrapped, for a value that does not exist. The cache remembers
-// that, too.
-func ExampleCache_GetOrLoad_notFound() {
-	names, stop := embeddedCache[string]("names", time.Hour, nil)
-	defer stop()
-
-	table := map[string]string{"42": "Ada"}
-	queries := 0
-	load := func(ctx context.Context, id string) (string, error) {
-		queries++
-		name, ok := table[id]
-		if !ok {
-			return "", fmt.Errorf("user %s: %w", id, singlefill.ErrNotFound)
-		}
-		return name, nil
-	}
-
-	for range 3 {
-		_, err := names.GetOrLoad(context.Background(), "43", load)
-		fmt.Println(errors.Is(err, singlefill.ErrNotFound))
-	}
-	fmt.Println("queries:", queries)
-	// Output:
-	// true
-	// true
-	// true
-	// queries: 1
 }
 
 // A page that shows a price may have to say that the price is stale.
@@ -427,37 +285,6 @@ func ExampleCache_GetOrLoadMany() {
 	// map[coffee:9 milk:2 tea:7] <nil>
 }
 
-// A loader that has failed for some keys names them. The others are stored, and not loaded again.
-func ExampleManyLoader_manyError() {
-	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
-	defer stop()
-
-	shop := map[string]int{"tea": 7, "coffee": 9}
-	load := func(ctx context.Context, items []string) (map[string]int, error) {
-		fmt.Println("asking for the prices of", len(items), "items")
-		found, failed := make(map[string]int), make(map[string]error)
-		for _, item := range items {
-			if price, ok := shop[item]; ok {
-				found[item] = price
-			} else {
-				failed[item] = errors.New("its shop is closed")
-			}
-		}
-		return found, &singlefill.ManyError{Errs: failed} // without errors it is none
-	}
-
-	ctx := context.Background()
-	for range 2 {
-		found, err := prices.GetOrLoadMany(ctx, []string{"tea", "coffee", "gold"}, load)
-		fmt.Println(found, err)
-	}
-	// Output:
-	// asking for the prices of 3 items
-	// map[coffee:9 tea:7] singlefill: 1 key has an error: its shop is closed
-	// asking for the prices of 1 items
-	// map[coffee:9 tea:7] singlefill: 1 key has an error: its shop is closed
-}
-
 // Get reads the cache only. ErrMiss says nothing about the source; ErrNotFound does.
 func ExampleCache_Get() {
 	names, stop := embeddedCache[string]("names", time.Hour, nil)
@@ -488,27 +315,6 @@ func ExampleCache_Get() {
 	// 42 may or may not exist
 	// 42 is Ada
 	// 43 does not exist
-}
-
-// Set stores a value without a load. A load that read the source before Set does not overwrite it.
-func ExampleCache_Set() {
-	names, stop := embeddedCache[string]("names", time.Hour, nil)
-	defer stop()
-
-	ctx := context.Background()
-	load := func(ctx context.Context, id string) (string, error) {
-		old := "Ada"
-		// During this load another process changes the source, and sets the new value:
-		if err := names.Set(ctx, id, "Grace"); err != nil {
-			return "", err
-		}
-		return old, nil
-	}
-	fmt.Println(names.GetOrLoad(ctx, "42", load)) // this call came before the change
-	fmt.Println(names.GetOrLoad(ctx, "42", load))
-	// Output:
-	// Ada <nil>
-	// Grace <nil>
 }
 
 // After a change of the source, delete the key. A load that began before is not stored.
@@ -645,22 +451,6 @@ func ExampleCache_DeleteTag() {
 	// load 2
 }
 
-// A metrics library collects Stats, for example expvar.Func(func() any { return prices.Stats() }).
-func ExampleCache_Stats() {
-	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
-	defer stop()
-
-	load := func(ctx context.Context, item string) (int, error) { return 7, nil }
-	for range 10 {
-		if _, err := prices.GetOrLoad(context.Background(), "tea", load); err != nil {
-			fmt.Println(err)
-		}
-	}
-	s := prices.Stats()
-	fmt.Printf("%d loads, %.0f%% hits\n", s.Loads, 100*float64(s.Hits)/float64(s.Hits+s.Misses))
-	// Output: 1 loads, 90% hits
-}
-
 // A stale price is served at once while the new one is loaded in the background.
 func ExampleOptions_staleWhileRevalidate() {
 	refreshed := make(chan string, 1)
@@ -759,31 +549,6 @@ func ExamplePrevious() {
 	}
 	fmt.Printf("%d loads, %d bytes sent, %d saved\n", documents.Stats().Loads, sent.Load(), documents.Stats().Loads*sent.Load()-sent.Load())
 	// Output: 10 loads, 1012 bytes sent, 9108 saved
-}
-
-// A writer that forgets to call Delete is found.
-func ExampleOptions_audit() {
-	checked := make(chan singlefill.AuditInfo, 1)
-	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{
-		Audit: 1, // in production 0.001
-		Trace: &singlefill.Trace{AuditDone: func(ctx context.Context, info singlefill.AuditInfo) { checked <- info }},
-	})
-	defer stop()
-
-	ctx := context.Background()
-	price := 7 // in a database
-	load := func(ctx context.Context, item string) (int, error) { return price, nil }
-	if err := prices.Set(ctx, "tea", price); err != nil {
-		fmt.Println(err)
-		return
-	}
-	price = 8
-	fmt.Println(prices.GetOrLoad(ctx, "tea", load))
-	info := <-checked
-	fmt.Println(info.Key, "was stale:", info.Stale)
-	// Output:
-	// 7 <nil>
-	// tea was stale: true
 }
 
 // A token that knows when it expires is cached until shortly before.
@@ -908,52 +673,6 @@ func ExampleCodec_forKey() {
 	// 1 bad value
 }
 
-// With JSON instead of MsgPack, json tags name the fields, and numbers in an any are float64.
-func ExampleCodec_json() {
-	for _, codec := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
-		settings, stop := embeddedCache("settings", time.Hour, &singlefill.Options[map[string]any]{Codec: codec})
-		ctx := context.Background()
-		if err := settings.Set(ctx, "shop", map[string]any{"open": true, "items": 500}); err != nil {
-			fmt.Println(err)
-		}
-		shop, err := settings.Get(ctx, "shop")
-		fmt.Printf("%T %v\n", shop["items"], err)
-		stop()
-	}
-	// Output:
-	// uint16 <nil>
-	// float64 <nil>
-}
-
-// Each function is optional. Stats has the same counts; a Trace also gets the key, and the duration of
-// a load.
-func ExampleTrace() {
-	var hits, misses, failures atomic.Int64
-	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{Trace: &singlefill.Trace{
-		Hit:  func(ctx context.Context, key string) { hits.Add(1) },
-		Miss: func(ctx context.Context, key string) { misses.Add(1) },
-		LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
-			if info.Err != nil {
-				failures.Add(1) // or a line in a log, with info.Key, info.Duration and info.Err
-			}
-		},
-	}})
-	defer stop()
-
-	load := func(ctx context.Context, item string) (int, error) {
-		if item == "coal" {
-			return 0, errors.New("no such thing as a price of coal")
-		}
-		return 7, nil
-	}
-	for _, item := range []string{"tea", "tea", "coal"} {
-		_, _ = prices.GetOrLoad(context.Background(), item, load)
-	}
-	prices.Close() // LoadDone may come after the call has returned
-	fmt.Println(hits.Load(), "hit,", misses.Load(), "misses,", failures.Load(), "failure")
-	// Output: 1 hit, 2 misses, 1 failure
-}
-
 // A failed load is a line in the log of a service.
 func ExampleLogTrace() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
@@ -971,32 +690,4 @@ func ExampleLogTrace() {
 	_, _ = prices.GetOrLoad(context.Background(), "tea", load)
 	prices.Close() // the line may come after the call has returned
 	// Output: level=WARN msg="load failed" cache=prices err="price service is down"
-}
-
-// A Loader may take a semaphore of package lock: here at most two processes at a time query a
-// database that several namespaces share. The wait counts towards LoadTimeout. If Redis cannot
-// grant a lease, this Loader goes on without one, rather than fail a read.
-func ExampleLoader_semaphore() {
-	rdb, stop := embeddedRedis()
-	defer stop()
-	database, err := lock.NewSemaphore(rdb, "database", 2, nil)
-	if err != nil {
-		panic(err)
-	}
-	reports := newCache[string](rdb, "reports", time.Hour, nil)
-	defer reports.Close()
-
-	report, err := reports.GetOrLoad(context.Background(), "2030-01", func(ctx context.Context, month string) (string, error) {
-		lease, err := database.Acquire(ctx)
-		switch {
-		case err == nil:
-			defer lease.Release(ctx)
-			ctx = lease.Context()
-		case ctx.Err() != nil:
-			return "", err
-		}
-		return "all is well in " + month, ctx.Err() // or a query with ctx
-	})
-	fmt.Println(report, err)
-	// Output: all is well in 2030-01 <nil>
 }
