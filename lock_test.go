@@ -98,86 +98,6 @@ func TestLock_RenewalsOfManyJoiners(t *testing.T) {
 	})
 }
 
-// Callers that joined a failed load share its failure, even if the reply to its release was lost.
-func TestLock_LostReplyOfTheRelease(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		isRelease := cachetest.Script(t, "release")
-		var lost atomic.Bool
-		rdb.AddHook(cachetest.After(func(cmd redis.Cmder) error {
-			if isRelease(cachetest.Args(cmd)) && !lost.Swap(true) {
-				return errors.New("connection reset")
-			}
-			return nil
-		}))
-		c := cachetest.NewCache[string](t, rdb, nil)
-		src := cachetest.NewSource[string](t)
-		first := cachetest.GoGet(t.Context(), c, "k", src.Load)
-		load := src.Next(t)
-		time.Sleep(time.Second)
-		joins := cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("loaded again")).Waits(t)
-		synctest.Wait()
-		load.Fail(cachetest.ErrSource)
-		first.WantErr(t, cachetest.ErrSource)
-		joins.WantErr(t, cachetest.ErrSource)
-	})
-}
-
-// A failure also reaches waiters that learn of it late: after calls of the same process that began after
-// the failure, or when another process has taken the lock. They neither wait for a later load nor load
-// themselves, and the later calls do not get the failure.
-//
-//fault:failed-load
-func TestFailure_LateWaiters(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		failure error
-		taken   bool // the lock, by another process
-	}{
-		"error":            {cachetest.ErrSource, false},
-		"error, taken":     {cachetest.ErrSource, true},
-		"not found":        {singlefill.ErrNotFound, false},
-		"not found, taken": {singlefill.ErrNotFound, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			opts := &singlefill.Options[string]{Codec: singlefill.Raw, NotFoundTTL: -1}
-			p, ns, waiter, holder, rdb := cachetest.Proxied(t, opts)
-			src := cachetest.NewSource[string](t)
-			fails := cachetest.GoGet(t.Context(), holder, "k", src.Load)
-			load := src.Next(t)
-			poll := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldRequest).After(1).Times(1)
-			var waits []*cachetest.Call[string]
-			for range 5 {
-				waits = append(waits, cachetest.GoGet(t.Context(), waiter, "k", cachetest.MustNotLoad[string](t)).Waits(t))
-			}
-			cachetest.Receive(t, "a poll is held back", poll.Hit())
-			load.Fail(test.failure)
-			fails.WantErr(t, test.failure)
-			var next *cachetest.Call[string]
-			if test.taken {
-				next = cachetest.GoGet(t.Context(), cachetest.NewCacheIn(t, rdb, ns, opts), "k", src.Load)
-				load = src.Next(t)
-			}
-			later := cachetest.GoGet(t.Context(), waiter, "k", src.Load).Waits(t)
-			poll.Release()
-			for _, a := range waits {
-				_, err := a.Result(t)
-				if remote, ok := errors.AsType[*singlefill.RemoteError](err); err != test.failure && (!ok || remote.Message != test.failure.Error()) {
-					t.Errorf("a waiter got %v, want the failure %v", err, test.failure)
-				}
-			}
-			if !test.taken {
-				load = src.Next(t)
-			}
-			load.Give("v")
-			later.Want(t, "v")
-			if next != nil {
-				next.Want(t, "v")
-			}
-			src.Want(t, 2)
-		})
-	}
-}
-
 // Waiting holds no connection.
 //
 //fault:waiting-callers
@@ -244,28 +164,6 @@ func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
 		if s := here.Stats(); s.LoadsUnlocked != 1 || s.BreakerOpen {
 			t.Errorf("%+v, want one load without the lock, and the breaker closed", s)
 		}
-	})
-}
-
-// Callers share a load while Redis cannot be asked, late ones too. LoadsUnlocked counts it when it begins.
-//
-//fault:away-at-end
-func TestUnlocked_LateCallerDuringTheOutage(t *testing.T) {
-	down := new(cachetest.Outage)
-	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
-		src := cachetest.NewSource[string](t)
-		down.On.Store(true)
-		early := cachetest.GoGet(t.Context(), here, "k", src.Load)
-		load := src.Next(t)
-		if n := here.Stats().LoadsUnlocked; n != 1 {
-			t.Errorf("%d loads without the lock while one runs, want 1", n)
-		}
-		late := cachetest.GoGet(t.Context(), here, "k", src.Load)
-		time.Sleep(3 * time.Second)
-		load.Give("v")
-		early.Want(t, "v")
-		late.Want(t, "v")
-		src.Want(t, 1)
 	})
 }
 
@@ -518,54 +416,4 @@ func TestMaxFleetLoads_WithoutRedis(t *testing.T) {
 		}
 		m.SetError("")
 	})
-}
-
-// A wait for a slot of the fleet that ends in the middle of a command is no outage.
-func TestMaxFleetLoads_SlowRedis(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		rdb.AddHook(cachetest.Slow(20 * time.Millisecond))
-		opts := &singlefill.Options[string]{MaxFleetLoads: 1}
-		a, b := cachetest.NewCacheIn(t, rdb, "ns", opts), cachetest.NewCacheIn(t, rdb, "ns", opts)
-		src := cachetest.NewSource[string](t)
-		cachetest.GoGet(t.Context(), a, "x", src.Load)
-		src.Next(t)
-		cachetest.GoGet(t.Context(), b, "y", src.Load)
-		for range 50 {
-			time.Sleep(time.Second)
-			synctest.Wait()
-			if n := a.Stats().Loading + b.Stats().Loading; n > 1 {
-				t.Fatalf("%d loads at a time in the fleet", n)
-			}
-		}
-	})
-}
-
-// MaxFleetLoads delays no load while Redis is silent.
-func TestMaxFleetLoads_Outage(t *testing.T) {
-	took := make(map[int]time.Duration)
-	for _, fleet := range []int{0, 64} {
-		t.Run(fmt.Sprint(fleet), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				_, rdb := redistest.StartMini(t)
-
-				c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: fleet})
-				var down cachetest.Outage
-				down.On.Store(true)
-				rdb.AddHook(down.Hook())
-				begun := time.Now()
-				var calls []*cachetest.Call[string]
-				for i := range 1000 {
-					calls = append(calls, cachetest.GoGet(t.Context(), c, fmt.Sprint(i),
-						cachetest.Takes(100*time.Millisecond, "v", nil)))
-				}
-				for _, a := range calls {
-					<-a.Answer
-				}
-				took[fleet] = time.Since(begun)
-			})
-		})
-	}
-	if took[64] > 3*took[0] {
-		t.Errorf("1000 loads took %v, and %v with MaxFleetLoads", took[0], took[64])
-	}
 }

@@ -83,34 +83,6 @@ func TestStats_Exact(t *testing.T) {
 	})
 }
 
-// A wait for another process is traced and counted once.
-func TestTrace_WaitOnce(t *testing.T) {
-	t.Parallel()
-	server := redistest.Shared(t)
-	proxy := redistest.NewProxy(t, server.Addr)
-	asked := proxy.On(cachetest.Script(t, "get_or_lock"), redistest.HoldReply)
-	ns := redistest.Namespace(t)
-	var e cachetest.Events
-	there := cachetest.NewCacheIn[string](t, server.Client(t), ns, nil)
-	here := cachetest.NewCacheIn(t, proxy.Client(t), ns, &singlefill.Options[string]{Trace: e.Trace()})
-	src := cachetest.NewSource[string](t)
-
-	loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
-	load := src.Next(t)
-	waits := cachetest.GoGet(t.Context(), here, "k", src.Load)
-	cachetest.Receive(t, "the waiter finds the lock held", asked.Hit())
-	asked.Release()
-	load.Give("v")
-	loads.Want(t, "v")
-	waits.Want(t, "v")
-	_ = here.Close()
-	e.Want(t, "a wait", "waited k, polled true", "miss k")
-	if s := here.Stats(); s.Waits != 1 || s.Misses != 1 || s.Shared != 0 || s.Loads != 0 {
-		t.Errorf("%+v, want one wait and one miss", s)
-	}
-	src.Want(t, 1)
-}
-
 // A bad value is traced with a context that has the caller's values and does not end.
 //
 // A function that writes the value down may take longer than the caller waits.
@@ -181,35 +153,6 @@ func TestAddTrace(t *testing.T) {
 		if !slices.Equal(seen, want) {
 			t.Errorf("told\n%q, want\n%q", seen, want)
 		}
-	})
-}
-
-// LoadDone has the values of the context of LoadStart, also if the Loader has been abandoned.
-func TestTrace_LoadDoneContext(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		release := make(chan struct{})
-		for what, load := range map[string]singlefill.Loader[string]{
-			"value":     cachetest.Gives("v"),
-			"error":     cachetest.Fails[string](errors.New("no")),
-			"panic":     func(context.Context, string) (string, error) { panic("no") },
-			"abandoned": func(context.Context, string) (string, error) { <-release; return "", nil },
-		} {
-			var told []any
-			c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{LoadTimeout: time.Minute, Trace: &singlefill.Trace{
-				LoadStart: func(ctx context.Context, key string) context.Context {
-					return context.WithValue(ctx, cachetest.TraceKey{}, what)
-				},
-				LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
-					told = append(told, ctx.Value(cachetest.TraceKey{}), ctx.Err(), info.Keys)
-				},
-			}})
-			_, _ = c.GetOrLoad(t.Context(), "k", load)
-			synctest.Wait()
-			if want := []any{what, nil, 1}; !slices.Equal(told, want) {
-				t.Errorf("%s: told %v, want %v", what, told, want)
-			}
-		}
-		close(release)
 	})
 }
 
@@ -287,33 +230,5 @@ func TestTrace_ShareDone(t *testing.T) {
 		if !slices.Equal(shared, want) {
 			t.Errorf("told %q, want %q", shared, want)
 		}
-	})
-}
-
-// Hits of stale values are counted by where they were found.
-func TestStats_StaleByLayer(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		opts := near(singlefill.Near{})
-		opts.StaleWhileRevalidate = time.Hour
-		c := cachetest.NewCache(t, rdb, opts)
-		ctx := t.Context()
-		awaitNear(t, c, "k", cachetest.Gives("v"))
-		src := cachetest.NewSource[string](t)
-		before := c.Stats()
-		if err := c.Expire(ctx, "k"); err != nil { // memory forgets it
-			t.Fatal(err)
-		}
-		for range 3 {
-			if v, err := c.GetOrLoad(ctx, "k", src.Load); v != "v" || err != nil {
-				t.Fatalf("%q, %v", v, err)
-			}
-			synctest.Wait()
-		}
-		s := c.Stats()
-		redisStale, nearStale := s.StaleHits-s.NearStale, s.NearStale
-		if s.Hits-before.Hits != 3 || s.Stale != 3 || redisStale == 0 || nearStale == 0 || s.StaleOnError != 0 {
-			t.Errorf("%+v, want three stale hits, in Redis and in memory", s)
-		}
-		src.Next(t).Give("w")
 	})
 }

@@ -329,7 +329,7 @@ func (v ReleaseNote) life(ttl time.Duration) time.Duration { return max(ttl, v.R
 //
 // A failed load leaves a mark instead of deleting the lock, and the next holder's lock keeps the
 // mark. The callers that waited share the failure; otherwise each of them would load and fail in
-// turn. A new caller may take the lock before they ask again. See TestFailure_LateWaiters.
+// turn. A new caller may take the lock before they ask again. See TestOrders_FailedLoad.
 func (l *Lock) Release(v ReleaseNote) Act {
 	return l.act("release", releaseScript, [2]string{l.Keys.Lock, l.Keys.Value}, l.watchRelease(v), l.stamp,
 		v.Failure, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), v.Drop, v.Remember.Milliseconds())

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"reflect"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -182,24 +181,17 @@ func (c *Cache) WantErrors() {
 	})
 }
 
-// Source is what caches load from. It counts the loads.
+// Source is what caches load from.
 type Source struct {
-	Loads atomic.Int64 // begun so far
-	Most  atomic.Int64 // at a time
+	Count
 
 	// During is called by each load, if it is not nil.
 	During func(key string)
-
-	running atomic.Int64
 }
 
 // Load is a Loader.
 func (s *Source) Load(_ context.Context, key string) (string, error) {
-	s.Loads.Add(1)
-	n := s.running.Add(1)
-	defer s.running.Add(-1)
-	for most := s.Most.Load(); n > most && !s.Most.CompareAndSwap(most, n); most = s.Most.Load() {
-	}
+	defer s.begin()()
 	if s.During != nil {
 		s.During(key)
 	}

@@ -91,17 +91,3 @@ func NoScripts(t testing.TB, s *redistest.Server, more ...string) func(*redis.Op
 	t.Helper()
 	return s.User(t, append([]string{"~*", "&*", "+@all", "-@scripting"}, more...)...)
 }
-
-// Proxied returns a cache behind a proxy, and one in the same namespace beside it. The server knows
-// the scripts.
-func Proxied(t *testing.T, opts *singlefill.Options[string]) (p *redistest.Proxy, ns string, slow, direct *singlefill.Cache[string], rdb *redis.Client) {
-	t.Helper()
-	server := redistest.Shared(t)
-	rdb = server.Client(t)
-	warm := NewCache[string](t, rdb, nil)
-	_, _ = warm.GetOrLoad(t.Context(), "k", Gives("v"))
-	_, _ = warm.GetOrLoad(t.Context(), "e", Fails[string](ErrSource))
-	p = redistest.NewProxy(t, server.Addr)
-	ns = redistest.Namespace(t)
-	return p, ns, NewCacheIn(t, p.Client(t), ns, opts), NewCacheIn(t, rdb, ns, opts), rdb
-}

@@ -93,21 +93,32 @@ func (s *HeldSource[T]) Want(t testing.TB, loads int64) {
 func (l *HeldLoad[T]) Give(value T)   { l.Ends <- Ending[T]{Value: value} }
 func (l *HeldLoad[T]) Fail(err error) { l.Ends <- Ending[T]{Err: err} }
 
+// A Count counts loads.
+type Count struct {
+	Loads   atomic.Int64 // begun so far
+	Most    atomic.Int64 // at a time
+	running atomic.Int64
+}
+
+func (c *Count) begin() (end func()) {
+	c.Loads.Add(1)
+	n := c.running.Add(1)
+	for most := c.Most.Load(); n > most && !c.Most.CompareAndSwap(most, n); most = c.Most.Load() {
+	}
+	return func() { c.running.Add(-1) }
+}
+
 // A TimedSource has a Loader that ends by itself, with value and err, and is counted.
 type TimedSource struct {
-	Loads, running, Most atomic.Int64 // most: that ran at a time
-	Takes                time.Duration
-	Heeds                bool // the Loader ends with its context
-	Value                string
-	Err                  error
+	Count
+	Takes time.Duration
+	Heeds bool // the Loader ends with its context
+	Value string
+	Err   error
 }
 
 func (s *TimedSource) Load(ctx context.Context, _ string) (string, error) {
-	s.Loads.Add(1)
-	n := s.running.Add(1)
-	for most := s.Most.Load(); n > most && !s.Most.CompareAndSwap(most, n); most = s.Most.Load() {
-	}
-	defer s.running.Add(-1)
+	defer s.begin()()
 	if !s.Heeds {
 		time.Sleep(s.Takes)
 		return s.Value, s.Err

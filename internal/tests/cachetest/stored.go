@@ -32,11 +32,12 @@ func Stored(t testing.TB, rdb redis.UniversalClient, key string) (data string, f
 // WantStored checks which value of a Raw cache is in Redis; "" is for none.
 func WantStored(t testing.TB, rdb redis.UniversalClient, namespace, key, want string) {
 	t.Helper()
+	const header = 35 // bytes
 	data, found := Stored(t, rdb, namespace+":{"+key+"}")
 	switch {
 	case want == "" && found:
 		t.Errorf("%q is in Redis, want nothing", data)
-	case want != "" && (len(data) < HeaderEndAt || data[HeaderEndAt:] != want):
+	case want != "" && (len(data) < header || data[header:] != want):
 		t.Errorf("%q is in Redis, want %q", data, want)
 	}
 }
@@ -48,14 +49,6 @@ func WantUnlocked(t testing.TB, rdb redis.UniversalClient, namespace, key string
 		t.Errorf("the fill lock is still held: %q", record)
 	}
 }
-
-// Where the header of an entry has what Expire changes.
-const (
-	HeaderFlagsAt  = 2
-	HeaderRestAt   = 11
-	HeaderRandomAt = 27
-	HeaderEndAt    = 35
-)
 
 // PutEntry writes an entry as another process would have done.
 func PutEntry(t testing.TB, look redis.UniversalClient, ns, key string, e entry.Entry,
