@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -84,11 +83,13 @@ func TestAudit(t *testing.T) {
 	const key = "k"
 	for name, test := range map[string]struct {
 		source string
+		err    error                                           // of the source
 		during func(t *testing.T, c *singlefill.Cache[string]) // half a second after the difference
 		stale  bool
 	}{
 		"the same":            {source: "v"},
 		"differs":             {source: "new", stale: true},
+		"exists no more":      {err: singlefill.ErrNotFound, stale: true},
 		"deleted in a moment": {source: "new", during: func(t *testing.T, c *singlefill.Cache[string]) { redistest.Must(t, c.Delete(t.Context(), key)) }},
 		"expired in a moment": {source: "new", during: func(t *testing.T, c *singlefill.Cache[string]) { redistest.Must(t, c.Expire(t.Context(), key)) }},
 		"set, to the same value": {source: "new", during: func(t *testing.T, c *singlefill.Cache[string]) {
@@ -117,7 +118,7 @@ func TestAudit(t *testing.T) {
 					synctest.Wait()
 				}
 				wasNear := c.Stats().NearHits
-				c.hit(t, key, cachetest.Gives(test.source))
+				c.hit(t, key, cachetest.Takes(0, test.source, test.err))
 				info := singlefill.AuditInfo{Key: key, Stale: test.stale, Age: time.Minute, Near: near}
 				if got := c.Stats().NearHits - wasNear; near != (got == 1) {
 					t.Fatalf("%d hits in memory", got)
@@ -127,56 +128,6 @@ func TestAudit(t *testing.T) {
 					test.during(t, c.Cache)
 				}
 				c.want(t, info)
-			})
-		}
-	}
-}
-
-// Values are compared as the codec returns them; a remembered ErrNotFound is compared, too.
-func TestAudit_Compares(t *testing.T) {
-	type T struct {
-		Map    map[string]int
-		Keys   map[float64]int
-		Number float64
-		When   time.Time
-		hidden int
-	}
-	now := time.Now()
-	var large, again = make(map[string]int), make(map[string]int)
-	for i := range 100 {
-		large[string(rune('a'+i))] = i
-		again[string(rune('a'+99-i))] = 99 - i
-	}
-	for name, test := range map[string]struct {
-		served, source       T
-		servedErr, sourceErr error
-		stale                bool
-	}{
-		"a map in another order":     {served: T{Map: large}, source: T{Map: again}},
-		"a field that is not stored": {source: T{hidden: 1}},
-		"the same instant":           {served: T{When: now}, source: T{When: now.UTC()}},
-		"NaN":                        {served: T{Number: math.NaN()}, source: T{Number: math.NaN()}},
-		"NaN beside a map":           {served: T{Map: large, Number: math.NaN()}, source: T{Map: again, Number: math.NaN()}},
-		"NaN as keys": {
-			served: T{Keys: map[float64]int{math.NaN(): 1, math.NaN(): 2, 3: 3}},
-			source: T{Keys: map[float64]int{3: 3, math.NaN(): 2, math.NaN(): 1}},
-		},
-		"another number beside NaN": {served: T{Map: large, Number: math.NaN()}, source: T{Map: again}, stale: true},
-		"another number":            {served: T{Number: 1}, source: T{Number: 2}, stale: true},
-		"exists now":                {servedErr: singlefill.ErrNotFound, stale: true},
-		"exists no more":            {sourceErr: singlefill.ErrNotFound, stale: true},
-		"still does not exist":      {servedErr: singlefill.ErrNotFound, sourceErr: singlefill.ErrNotFound},
-	} {
-		for _, codec := range []singlefill.Codec{singlefill.MsgPack, cachetest.KeyedCodec{Codec: singlefill.MsgPack}} {
-			cachetest.RunInBubble(t, fmt.Sprintf("%s/%T", name, codec), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				opts := singlefill.Options[T]{Codec: codec}
-				writer := cachetest.NewCacheIn(t, rdb, "ns", &opts)
-				if _, err := writer.GetOrLoad(t.Context(), "k", cachetest.Takes(0, test.served, test.servedErr)); err != test.servedErr {
-					t.Fatal(err)
-				}
-				c := newAuditor(t, rdb, opts)
-				c.hit(t, "k", cachetest.Takes(0, test.source, test.sourceErr))
-				c.want(t, singlefill.AuditInfo{Key: "k", Stale: test.stale})
 			})
 		}
 	}

@@ -1,7 +1,6 @@
 package stale_test
 
 import (
-	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,20 +36,5 @@ func TestClose_WaitsForRefreshAndStore(t *testing.T) {
 		if s := c.Stats(); s.Stored != 1 || s.Loading != 0 {
 			t.Errorf("%+v, want the refresh stored", s)
 		}
-	})
-}
-
-// A load that Close waits for can read a stale value, and begins no refresh.
-func TestClose_LoadBeginsNoRefresh(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(time.Minute, 0))
-		cachetest.SetStale(t, c, "k", "old", 0)
-		outer := cachetest.GoGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
-			time.Sleep(time.Second)
-			return c.GetOrLoad(ctx, "k", cachetest.MustNotLoad[string](t))
-		})
-		synctest.Wait()
-		redistest.Must(t, c.Close())
-		outer.Want(t, "old")
 	})
 }

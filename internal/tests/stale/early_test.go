@@ -2,17 +2,14 @@ package stale_test
 
 import (
 	"context"
-	"fmt"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
-	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
@@ -88,32 +85,5 @@ func TestEarlyRefresh_NotInTheFirstHalf(t *testing.T) {
 				t.Errorf("%d refreshes, want several of each key", refreshes.Load())
 			}
 		})
-	}
-}
-
-// A clock that is off shifts the half of a life that it shifts the life by.
-//
-//fault:process-clock
-func TestEarlyRefresh_Clocks(t *testing.T) {
-	const life = 10 * time.Minute
-	for _, ahead := range []time.Duration{clockSkew, 0, -clockSkew} { // the writer's
-		for what, near := range map[string]*singlefill.Near{"redis": nil, "memory": {}} {
-			name := fmt.Sprintf("%s, ahead by %v", what, ahead)
-			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				c := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{Codec: singlefill.Raw, Near: near})
-				begun := time.Now()
-				cachetest.PutEntry(t, rdb, "ns", "k", entry.Entry{
-					WrittenAt: begun.Add(ahead), FreshUntil: begun.Add(ahead + life), LoadTime: 1000 * time.Hour, Payload: []byte("v"),
-				}, life)
-				for c.Stats().Refreshes == 0 {
-					time.Sleep(time.Second)
-					_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
-					synctest.Wait()
-				}
-				if got, want := time.Since(begun), life/2+ahead; got < want || got > want+time.Second {
-					t.Errorf("refreshed after %v, want %v", got, want)
-				}
-			})
-		}
 	}
 }

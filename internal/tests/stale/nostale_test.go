@@ -73,51 +73,6 @@ func TestErrNoStale_IsSeenByAll(t *testing.T) {
 	})
 }
 
-// A caller that holds the old value, and learns of a failure that began before its call, reads again.
-func TestErrNoStale_LateWaiter(t *testing.T) {
-	for _, ended := range []bool{false, true} { // the context of the caller
-		cachetest.RunInBubble(t, fmt.Sprintf("ended %v", ended), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			here := cachetest.NewCaches(t, m, "ns", 1, noStaleOptions())[0]
-			opts := noStaleOptions()
-			opts.StaleAfter = 50 * time.Minute // a caller with an old value is in no hurry, and does not wake the fill
-			there := cachetest.NewCaches(t, m, "ns", 1, opts)[0]
-			cachetest.SetStale(t, here, "k", "old", time.Second)
-			src := cachetest.NewSource[string](t)
-			cachetest.GoAsk(t.Context(), here, "k", src.Load)
-			load := src.Next(t)
-			early := cachetest.GoAsk(t.Context(), there, "k", cachetest.MustNotLoad[string](t))
-			time.Sleep(time.Second)
-			ctx := &endingContext{Context: t.Context()}
-			late := cachetest.GoAsk(ctx, there, "k", cachetest.Gives("new"))
-			synctest.Wait()
-			ctx.ended.Store(ended)
-			load.Fail(errForbidden)
-			wantForbidden(t, "the early caller", cachetest.Receive(t, "early", early))
-			a := cachetest.Receive(t, "late", late)
-			if ended {
-				if a.Err != context.DeadlineExceeded {
-					t.Errorf("got %+v, want the error of the context", a)
-				}
-			} else if a.Value != "new" || a.Err != nil {
-				t.Errorf("got %+v, want the new value", a)
-			}
-		})
-	}
-}
-
-// An endingContext has ended when its flag says so. That wakes no caller.
-type endingContext struct {
-	context.Context
-	ended atomic.Bool
-}
-
-func (c *endingContext) Err() error {
-	if c.ended.Load() {
-		return context.DeadlineExceeded
-	}
-	return nil
-}
-
 // After a refresh in the background has failed with ErrNoStale no call gets the old value, in any process.
 //
 //fault:failed-load
@@ -255,23 +210,6 @@ func TestErrNoStale_ReleaseUnanswered(t *testing.T) {
 		if info.Err != errForbidden || info.StoreErr == nil {
 			t.Errorf("LoadDone was called with %+v, want both errors", info)
 		}
-	})
-}
-
-// What has been stored while the load ran is not removed.
-func TestErrNoStale_SetDuringTheLoad(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		fleet := cachetest.NewCaches(t, m, "ns", 2, noStaleOptions())
-		cachetest.SetStale(t, fleet[0], "k", "old", time.Second)
-		src := cachetest.NewSource[string](t)
-		call := cachetest.GoAsk(t.Context(), fleet[0], "k", src.Load)
-		load := src.Next(t)
-		redistest.Must(t, fleet[1].Set(t.Context(), "k", "set"))
-		load.Fail(errForbidden)
-		if a := cachetest.Receive(t, "the call", call); a.Err != errForbidden {
-			t.Errorf("got %+v, want the error", a)
-		}
-		cachetest.WantStored(t, rdb, "ns", "k", "set")
 	})
 }
 

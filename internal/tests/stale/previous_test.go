@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -92,29 +91,6 @@ func TestPrevious_OnlyOfTheLoad(t *testing.T) {
 			if v, _, ok := singlefill.Previous[T](ctx, "k"); ok {
 				t.Errorf("%s: Previous = %v", what, v)
 			}
-		}
-	})
-}
-
-// A stale hit in memory is refreshed with its previous value.
-func TestPrevious_Near(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		opts := singlefill.Options[string]{Near: &singlefill.Near{}, EarlyRefresh: -1, StaleWhileRevalidate: time.Hour}
-		c := cachetest.OldCache(t, rdb, opts, "v", 0)
-		for range 2 { // into memory, and proven
-			_, _ = c.Get(t.Context(), "k")
-		}
-		for _, want := range []string{"v", "again v", "again again v"} {
-			hits := c.Stats().NearHits
-			cachetest.GoGet(t.Context(), c, "k", unchanged("new")).Want(t, want)
-			if c.Stats().NearHits == hits && want == "again again v" {
-				t.Error("the value was not in memory")
-			}
-			synctest.Wait()
-			time.Sleep(500 * time.Millisecond)
-			_, _ = c.Get(t.Context(), "k")
-			time.Sleep(510 * time.Millisecond)
-			_, _ = c.Get(t.Context(), "k")
 		}
 	})
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -128,222 +126,6 @@ func TestStaleWhileRevalidate_OneRefresh(t *testing.T) {
 	})
 }
 
-// Readers of a value that can be served do not wait for its refresh because of a short outage.
-func TestStaleWhileRevalidate_ShortOutage(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		var fail atomic.Bool
-		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-			if cmd.Name() == "get" && fail.Swap(false) {
-				return errors.New("connection reset")
-			}
-			return nil
-		}))
-		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Minute}, "old", time.Second)
-		refreshing := cachetest.NewSource[string](t)
-		<-cachetest.GoAsk(t.Context(), c, "k", refreshing.Load)
-		refresh := refreshing.Next(t)
-		fail.Store(true)
-		if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Err != nil || fail.Load() {
-			t.Errorf("the reader whose GET failed is answered %+v", a)
-		}
-
-		m.SetError("LOADING dataset")
-		away := cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)) // there is nothing to serve
-		time.Sleep(3 * time.Second)
-		m.SetError("")
-		time.Sleep(3 * time.Second)
-		if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Err != nil {
-			t.Errorf("a reader after the outage is answered %+v", a)
-		}
-		refresh.Give("new")
-		if a := <-away; a.Value != "new" || a.Err != nil {
-			t.Errorf("the reader that waited for the refresh got %+v", a)
-		}
-	})
-}
-
-// A refresh is left to the process that holds the lock, which is no wait, and is tried again a second later.
-func TestRefresh_LeftToItsHolder(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		fleet := cachetest.NewCaches(t, m, "ns", 2, cachetest.StaleOptions(time.Hour, 0))
-		here, there := fleet[0], fleet[1]
-		src := cachetest.NewSource[string](t)
-		cachetest.SetStale(t, there, "k", "old", 0)
-		read := func() { cachetest.Ask(t.Context(), here, "k", src.Load) }
-		cachetest.Ask(t.Context(), there, "k", src.Load)
-		load := src.Next(t)
-		read()
-		synctest.Wait()
-		cachetest.WantCommands(t, m, "within a second", 9, 9, func() {
-			for range 9 {
-				time.Sleep(100 * time.Millisecond)
-				read()
-			}
-		})
-		cachetest.WantCommands(t, m, "after a second", 2, 100, func() { time.Sleep(100 * time.Millisecond); read() })
-		cachetest.WantCommands(t, m, "no reads", 0, 0,
-			func() { time.Sleep(5 * time.Second) }) // the lock is renewed after 6.67s
-		load.Give("new")
-		synctest.Wait()
-
-		// The holder dies: its lock stays, for less than a second.
-		cachetest.SetStale(t, there, "k", "old", 0)
-		redistest.Must(t, rdb.Set(t.Context(), "ns:{k}:lock", "HOTHEROTHEROTHEROTHEROTHERO0123456789012345", 400*time.Millisecond).Err())
-		for range 4 {
-			read()
-			time.Sleep(100 * time.Millisecond)
-			synctest.Wait()
-			src.Want(t, 1)
-		}
-		read()
-		src.Next(t).Give("new")
-		synctest.Wait()
-		cachetest.WantStored(t, rdb, "ns", "k", "new")
-		if n := here.Stats().Waits; n != 0 {
-			t.Errorf("%d waits, but no call has waited", n)
-		}
-	})
-}
-
-// An entry that has just been refreshed is not refreshed again.
-//
-// A replica, or the client's own cache, shows the old entry for a moment after the refresh.
-func TestRefresh_NotAgainAtOnce(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCacheIn(t, rdb, "ns", cachetest.StaleOptions(time.Hour, 0))
-		cachetest.SetStale(t, c, "k", "old", 0)
-		data, _ := cachetest.Stored(t, rdb, "ns:{k}")
-		src := &cachetest.TimedSource{Value: "new"}
-		cachetest.Ask(t.Context(), c, "k", src.Load).WantOld(t, "the reader that begins it", 0, nil)
-		src.WantLoads(t, "a refresh", 1)
-		_ = m.Set("ns:{k}", data)
-		m.SetTTL("ns:{k}", time.Hour)
-		for range 9 {
-			time.Sleep(11 * time.Millisecond)
-			cachetest.Ask(t.Context(), c, "k", src.Load)
-		}
-		src.WantLoads(t, "within 100ms", 1)
-		time.Sleep(time.Millisecond)
-		cachetest.Ask(t.Context(), c, "k", src.Load)
-		src.WantLoads(t, "after 100ms", 2)
-		// A changed entry is refreshed at once.
-		redistest.Must(t, c.Expire(t.Context(), "k"))
-		cachetest.Ask(t.Context(), c, "k", src.Load)
-		src.WantLoads(t, "expired", 3)
-	})
-}
-
-// A refresh has the context values of the call that began it, and ends at LoadTimeout.
-func TestRefresh_Context(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		opts := cachetest.StaleOptions(time.Hour, 0)
-		opts.RetryAfter = time.Second
-		c := cachetest.NewCacheIn(t, rdb, "ns", opts)
-		src := cachetest.NewSource[string](t)
-		cachetest.SetStale(t, c, "k", "old", 0)
-		begun := time.Now()
-		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), cachetest.TraceKey{}, "kept"), time.Second)
-		cachetest.Ask(ctx, c, "k", src.Load).WantOld(t, "the reader that begins it", 0, nil)
-		cancel()
-		load := src.Next(t)
-		time.Sleep(time.Minute - 1)
-		if deadline, _ := load.Ctx.Deadline(); load.Ctx.Value(cachetest.TraceKey{}) != "kept" || load.Ctx.Err() != nil || !deadline.Equal(begun.Add(time.Minute)) {
-			t.Errorf("the Loader's context: %v, %v; ends after %v", load.Ctx.Value(cachetest.TraceKey{}), load.Ctx.Err(), deadline.Sub(begun))
-		}
-		cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantOld(t, "just before LoadTimeout", time.Minute-1, nil)
-		time.Sleep(time.Nanosecond)
-		synctest.Wait()
-		if load.Ctx.Err() != context.DeadlineExceeded {
-			t.Errorf("at LoadTimeout the Loader's context says %v", load.Ctx.Err())
-		}
-		cachetest.WantUnlocked(t, rdb, "ns", "k")
-		time.Sleep(time.Second)
-		cachetest.Ask(t.Context(), c, "k", cachetest.Gives("new")).WantOld(t, "after RetryAfter", time.Minute+time.Second, nil)
-		synctest.Wait()
-		load.Give("left behind")
-		synctest.Wait()
-		cachetest.WantStored(t, rdb, "ns", "k", "new")
-		if s := c.Stats(); s.LoadErrors != 1 || s.Refreshes != 2 || s.Stored != 1 {
-			t.Errorf("%+v, want one failed refresh and one stored", s)
-		}
-	})
-}
-
-// A refresh can ask for other keys, and for its own as long as that can be served.
-func TestRefresh_AsksForKeys(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		then time.Duration // the Loader asks
-		want cachetest.Answer
-	}{
-		{"while it can be served", time.Second, cachetest.Answer{Value: "old", Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + 51*time.Second}}},
-		{"when it can not be served any more", 10 * time.Second, cachetest.Answer{Err: singlefill.ErrRecursive}},
-	} {
-		cachetest.RunInBubble(t, test.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			opts := cachetest.StaleOptions(time.Minute, 0)
-			opts.MaxLoads = 1
-			c := cachetest.NewCache(t, rdb, opts)
-			cachetest.SetStale(t, c, "k", "old", 50*time.Second)
-			replies := make(chan cachetest.Answer, 1)
-			cachetest.Ask(t.Context(), c, "k", func(ctx context.Context, _ string) (string, error) {
-				time.Sleep(test.then)
-				replies <- cachetest.Ask(ctx, c, "k", cachetest.MustNotLoad[string](t))
-				return c.GetOrLoad(ctx, "other", cachetest.Gives("other"))
-			}).WantOld(t, "the reader that begins it", 50*time.Second, nil)
-			cachetest.Receive(t, "a reply", replies).Want(t, "its own key", test.want)
-			synctest.Wait()
-			cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "refreshed", "other")
-			if s := c.Stats(); s.Loads != 2 || s.Refreshes != 1 {
-				t.Errorf("%+v, want a refresh, and the load of the other key in it", s)
-			}
-		})
-	}
-}
-
-// A refresh whose value cannot be encoded has failed: RetryAfter holds.
-func TestRefresh_ValueThatCannotBeEncoded(t *testing.T) {
-	for _, kind := range windowKinds {
-		cachetest.RunInBubble(t, kind.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			opts := kind.opts()
-			opts.RetryAfter = 10 * time.Second
-			opts.Codec = cachetest.BadCodec{Codec: singlefill.Raw, OnMarshal: func(v any) error {
-				if v == "cannot be encoded" {
-					return errors.New("no")
-				}
-				return nil
-			}}
-			fleet := cachetest.NewCaches(t, m, "ns", 2, opts)
-			cachetest.SetStale(t, fleet[0], "k", "old", 0)
-			src := &cachetest.TimedSource{Value: "cannot be encoded"}
-			r := cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
-			if kind.ifError {
-				r.WantFresh(t, "the caller that waited for it", "cannot be encoded")
-			} else {
-				r.WantOld(t, "the reader that began it", 0, nil)
-			}
-			synctest.Wait()
-			time.Sleep(opts.RetryAfter - time.Millisecond)
-			for _, c := range fleet {
-				r := cachetest.Ask(t.Context(), c, "k", src.Load)
-				if kind.ifError {
-					r.WantRemote(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, "singlefill: the value of another load could not be stored")
-				} else {
-					r.WantOld(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, nil)
-				}
-			}
-			src.WantLoads(t, "within RetryAfter", 1)
-			time.Sleep(time.Millisecond)
-			synctest.Wait()
-			cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
-			src.WantLoads(t, "after RetryAfter", 2)
-			cachetest.WantStored(t, rdb, "ns", "k", "old")
-			if s := fleet[0].Stats(); s.StoreErrors != 2 || s.LoadErrors != 0 {
-				t.Errorf("%+v, want two store errors", s)
-			}
-		})
-	}
-}
-
 // A refusal is an error reply.
 type refusal string
 
@@ -449,12 +231,7 @@ func TestRefresh_NothingToKeep(t *testing.T) {
 // Readers of a value that vanishes share its refresh, in all processes.
 func TestRefresh_SharedWhenTheValueVanishes(t *testing.T) {
 	const wait = 5 * time.Second
-	tooOld := "stale, and too old when the refresh ends"
-	kinds := maps.Clone(cachetest.RefreshKinds)
-	kinds[tooOld] = func(payload string) entry.Entry {
-		return entry.Entry{FreshUntil: time.Now().Add(wait/2 - time.Hour), Payload: []byte(payload)}
-	}
-	for kind, old := range kinds {
+	for kind, old := range cachetest.RefreshKinds {
 		for _, end := range []cachetest.Ending[string]{{Value: "v1"}, {Err: singlefill.ErrNotFound}, {Err: cachetest.ErrSource}} {
 			name := fmt.Sprint(kind, " ", end.Err)
 			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -471,7 +248,7 @@ func TestRefresh_SharedWhenTheValueVanishes(t *testing.T) {
 				time.Sleep(wait)
 				begun := time.Now()
 				r.load.Ends <- end
-				served := end.Err == cachetest.ErrSource && kind != tooOld // the old value: it has not been deleted
+				served := end.Err == cachetest.ErrSource // the old value: it has not been deleted
 				for _, a := range herd {
 					switch {
 					case served:
@@ -496,49 +273,6 @@ func TestRefresh_SharedWhenTheValueVanishes(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A refresh without the lock is joined by a caller that could take the lock.
-//
-// It loads for a caller that found nothing to serve. Then another caller's GET fails, and its lock
-// command does not.
-func TestRefresh_WithoutTheLockIsJoined(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		var failScripts, failGet atomic.Bool
-		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-			if strings.HasPrefix(cmd.Name(), "eval") && failScripts.Load() || cmd.Name() == "get" && failGet.Swap(false) {
-				return errors.New("connection reset")
-			}
-			return nil
-		}))
-		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Second}, "old", 900*time.Millisecond)
-		src := cachetest.NewSource[string](t)
-		failScripts.Store(true)
-		<-cachetest.GoAsk(t.Context(), c, "k", src.Load) // begins the refresh
-		time.Sleep(150 * time.Millisecond)
-		first := cachetest.GoAsk(t.Context(), c, "k", src.Load)
-		load := src.Next(t)
-		failScripts.Store(false)
-		failGet.Store(true)
-		second := cachetest.GoAsk(t.Context(), c, "k", src.Load)
-		time.Sleep(time.Second)
-		src.Want(t, 1)
-		load.Give("new")
-		if a := <-first; a.Value != "new" || a.Err != nil {
-			t.Errorf("the first caller is answered %+v", a)
-		}
-		select { // Redis has answered since the load began: the second one may have to ask again
-		case a := <-second:
-			if a.Value != "new" || a.Err != nil {
-				t.Errorf("the second caller is answered %+v", a)
-			}
-		case load := <-src.Begun:
-			load.Give("newer")
-			if a := <-second; a.Value != "newer" || a.Err != nil {
-				t.Errorf("the second caller is answered %+v", a)
-			}
-		}
-	})
 }
 
 // A load that callers wait for gets ErrRecursive from its own key, although the key holds a stale

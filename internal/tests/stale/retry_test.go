@@ -73,57 +73,21 @@ func TestRetryAfter_OneLoadInTheFleet(t *testing.T) {
 	}
 }
 
-// A process asks Redis once a second at most whether another one's RetryAfter is over.
-func TestRetryAfter_AskedOnceASecond(t *testing.T) {
-	for _, retryAfter := range []time.Duration{400 * time.Millisecond, 5 * time.Second} {
-		cachetest.RunInBubble(t, retryAfter.String(), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-			opts := cachetest.StaleOptions(time.Hour, 0)
-			opts.RetryAfter = retryAfter
-			fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, opts)
-			src := &cachetest.TimedSource{Err: cachetest.ErrSource}
-			cachetest.SetStale(t, fleet[0], "k", "old", 0)
-			for _, c := range fleet {
-				cachetest.Ask(t.Context(), c, "k", src.Load)
-				src.WantLoads(t, "the failure", 1)
-			}
-			rest := min(retryAfter, time.Second)
-			read := func() {
-				time.Sleep(rest / 4)
-				cachetest.Ask(t.Context(), fleet[1], "k", src.Load)
-			}
-			cachetest.WantCommands(t, m, "within a second", 3, 3, func() { read(); read(); read() })
-			src.WantLoads(t, "within a second", 1)
-			cachetest.WantCommands(t, m, "after that", 2, 100, read)
-			if rest == retryAfter {
-				src.WantLoads(t, "after RetryAfter", 2)
-			}
-		})
-	}
-}
-
-// RetryAfter does not delay calls that have nothing to serve.
+// RetryAfter does not delay calls that have nothing to serve, nor after an Expire calls for which the value is too old.
 func TestRetryAfter_NothingToServe(t *testing.T) {
 	type cache = *singlefill.Cache[string]
-	for _, test := range []struct {
-		name string
-		act  func(ctx context.Context, c cache, rdb *redis.Client, value string) error // value: its Redis key
-		want string                                                                    // at once; "": it has to be loaded
-	}{
-		{"Delete", func(ctx context.Context, c cache, _ *redis.Client, _ string) error { return c.Delete(ctx, "k") }, ""},
-		{"Expire", func(ctx context.Context, c cache, _ *redis.Client, _ string) error { return c.Expire(ctx, "k") }, "old"},
-		{"Set", func(ctx context.Context, c cache, _ *redis.Client, _ string) error { return c.Set(ctx, "k", "set") }, "set"},
-		{"age", func(ctx context.Context, _ cache, rdb *redis.Client, value string) error {
+	for name, act := range map[string]func(ctx context.Context, c cache, rdb *redis.Client) error{
+		"Delete": func(ctx context.Context, c cache, _ *redis.Client) error { return c.Delete(ctx, "k") },
+		"Expire": func(ctx context.Context, c cache, _ *redis.Client) error { return c.Expire(ctx, "k") },
+		"age": func(ctx context.Context, _ cache, rdb *redis.Client) error {
 			defer time.Sleep(31 * time.Second)
-			return rdb.PExpire(ctx, value, time.Hour).Err()
-		}, ""},
-		{"eviction", func(ctx context.Context, _ cache, rdb *redis.Client, value string) error {
-			return rdb.Del(ctx, value).Err()
-		}, ""},
+			return rdb.PExpire(ctx, "ns:{k}", time.Hour).Err()
+		},
+		"eviction": func(ctx context.Context, _ cache, rdb *redis.Client) error { return rdb.Del(ctx, "ns:{k}").Err() },
 	} {
 		for _, kind := range windowKinds {
 			for asker := range 2 {
-				name := fmt.Sprintf("%s, %s, by %d", test.name, kind.name, asker)
-				cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				cachetest.RunInBubble(t, fmt.Sprintf("%s, %s, by %d", name, kind.name, asker), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 					opts := kind.opts()
 					opts.RetryAfter = 2 * time.Minute // longer than LockTTL, and than the window
 					fleet := cachetest.NewCaches(t, m, "ns", 2, opts)
@@ -142,19 +106,12 @@ func TestRetryAfter_NothingToServe(t *testing.T) {
 					}
 					src.WantLoads(t, "within RetryAfter", 1)
 
-					redistest.Must(t, test.act(t.Context(), fleet[0], rdb, "ns:{k}"))
+					redistest.Must(t, act(t.Context(), fleet[0], rdb))
 					src.Value, src.Err = "new", nil
 					r := cachetest.Ask(t.Context(), fleet[asker], "k", src.Load)
-					switch {
-					case test.want == "set":
-						r.WantFresh(t, "set", "set")
-						if record, found := cachetest.Stored(t, rdb, "ns:{k}:lock"); found {
-							t.Errorf("the lock key holds %q", record)
-						}
-						return
-					case test.want == "old" && !kind.ifError:
+					if name == "Expire" && !kind.ifError {
 						r.WantOld(t, "expired", 29*time.Second, nil)
-					default:
+					} else {
 						r.WantFresh(t, "gone or to be loaded first", "new")
 					}
 					src.WantLoads(t, "at once", 2)
@@ -162,28 +119,5 @@ func TestRetryAfter_NothingToServe(t *testing.T) {
 				})
 			}
 		}
-	}
-}
-
-// A load that fails with ErrClosed starts no RetryAfter.
-//
-// The closed cache may be another one, and closed in this process only.
-func TestRetryAfter_ClosedCache(t *testing.T) {
-	for _, kind := range windowKinds {
-		cachetest.RunInBubble(t, kind.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, kind.opts())
-			cachetest.SetStale(t, fleet[0], "k", "old", 0)
-			var reason error
-			if kind.ifError {
-				reason = singlefill.ErrClosed
-			}
-			src := &cachetest.TimedSource{Err: singlefill.ErrClosed}
-			cachetest.Ask(t.Context(), fleet[0], "k", src.Load).WantOld(t, "here", 0, reason)
-			src.WantLoads(t, "here", 1)
-			src.Value, src.Err = "new", nil
-			cachetest.Ask(t.Context(), fleet[1], "k", src.Load)
-			src.WantLoads(t, "there", 2)
-			cachetest.Ask(t.Context(), fleet[1], "k", src.Load).WantFresh(t, "there", "new")
-		})
 	}
 }

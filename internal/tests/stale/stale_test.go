@@ -8,7 +8,6 @@ import (
 	"maps"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -230,87 +229,6 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 	}
 }
 
-// A value that was fresh when its refresh began is stale when it is served for the refresh's
-// failure.
-func TestStaleIfError_FreshAtTheBeginning(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{EarlyRefresh: 1e9, StaleIfError: time.Minute}, "", 0)
-		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Takes(10*time.Millisecond, "old", nil))
-		time.Sleep(900 * time.Millisecond)
-		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Takes(2*time.Second, "",
-			cachetest.ErrSource)) // a hit, and an early refresh
-		time.Sleep(200 * time.Millisecond)
-		a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
-		if a.Value != "old" || a.Err != nil || !a.Info.Stale || a.Info.Err != cachetest.ErrSource {
-			t.Errorf("answered %+v", a)
-		}
-		if s := c.Stats(); s.StaleOnError != 1 || s.Stale != 1 {
-			t.Errorf("%d stale, %d of them on an error, want 1 and 1", s.Stale, s.StaleOnError)
-		}
-	})
-}
-
-// A caller that waits for another process gets the stale value that the key holds when the load
-// fails.
-func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		fleet := cachetest.NewCaches(t, m, "ns", 2, cachetest.StaleOptions(0, time.Minute))
-		here, there := fleet[0], fleet[1]
-		src := cachetest.NewSource[string](t)
-		begin := func() (*cachetest.HeldLoad[string], <-chan cachetest.Answer) {
-			cachetest.GoGet(t.Context(), there, "k", src.Load)
-			load := src.Next(t)
-			waits := cachetest.GoAsk(t.Context(), here, "k", src.Load)
-			time.Sleep(time.Second)
-			return load, waits
-		}
-		load, waits := begin() // of nothing
-		data, err := entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), Payload: []byte("spare")}.Encode()
-		redistest.Must(t, err)
-		redistest.Must(t, rdb.Set(t.Context(), "ns:{k}", data, time.Hour).Err())
-		time.Sleep(time.Second)
-		load.Fail(cachetest.ErrSource)
-		r := cachetest.Receive(t, "a reply", waits)
-		if !r.Info.Stale || r.Info.Err == nil || r.Value != "spare" || r.Err != nil {
-			t.Errorf("a stale value has come: got %+v, want it, and no sooner than at the failure", r)
-		}
-
-		cachetest.SetStale(t, there, "k", "old", 0)
-		load, waits = begin()
-		redistest.Must(t, rdb.Del(t.Context(), "ns:{k}").Err())
-		time.Sleep(time.Second)
-		load.Fail(cachetest.ErrSource)
-		if r := cachetest.Receive(t, "a reply", waits); r.Err == nil || r.Info != (singlefill.ValueInfo{}) {
-			t.Errorf("the stale value has gone: got %+v, want the failure", r)
-		}
-	})
-}
-
-// Callers own the stale values they get.
-func TestStaleIfError_CallersOwnTheirValues(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[[]string]{Jitter: -1, StaleIfError: time.Minute})
-		redistest.Must(t, c.Set(t.Context(), "k", []string{"old"}))
-		time.Sleep(cachetest.StaleLife)
-		src := cachetest.NewSource[[]string](t)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		herd := []*cachetest.Call[[]string]{cachetest.GoGet(ctx, c, "k", src.Load)}
-		load := src.Next(t)
-		for range 3 {
-			herd = append(herd, cachetest.GoGet(t.Context(), c, "k", src.Load))
-		}
-		time.Sleep(2 * time.Second)
-		load.Fail(cachetest.ErrSource)
-		for _, a := range herd {
-			v, err := a.Result(t)
-			if cachetest.WantValue(t, v, err, []string{"old"}); len(v) > 0 {
-				v[0] = "mine"
-			}
-		}
-	})
-}
-
 // A caller that waits for a refresh gets the stale value if the refresh fails, and its own copy: it does
 // not share the value with the reader that began the refresh.
 //
@@ -390,28 +308,6 @@ func TestStaleIfError_LoadPastTheWindow(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A stale value is not served past its window, even if the release of the lock is slow.
-func TestStaleIfError_SlowRelease(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		var slow atomic.Bool
-		rdb.AddHook(cachetest.Before(func(redis.Cmder) error {
-			if slow.Load() {
-				time.Sleep(400 * time.Millisecond)
-			}
-			return nil
-		}))
-		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleIfError: 2 * time.Second}, "old", 1900*time.Millisecond)
-		a := <-cachetest.GoAsk(t.Context(), c, "k", func(context.Context, string) (string, error) {
-			slow.Store(true)
-			return "", cachetest.ErrSource
-		})
-		if a.Err != cachetest.ErrSource || a.Info != (singlefill.ValueInfo{}) {
-			t.Errorf("answered %+v", a)
-		}
-		time.Sleep(time.Minute) // the cache and the client go on for a while
-	})
 }
 
 // A deleted value is not served to callers that arrive after the Delete, even if Redis stops
