@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -172,35 +171,6 @@ func TestCalls_Commands(t *testing.T) {
 	}
 }
 
-// Delete removes all keys that it is given, and no other.
-func TestDelete_ManyKeysAndNone(t *testing.T) {
-	t.Parallel()
-	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
-		ns := redistest.Namespace(t)
-		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw})
-		many := 600 // several batches, all nodes of a cluster
-		if strings.HasSuffix(t.Name(), "/mini") {
-			many = 10 // on a net.Pipe, server and client would both wait for the other to read
-		}
-		var keys []string
-		for i := range many {
-			keys = append(keys, fmt.Sprint(i))
-		}
-		for _, key := range append(keys, "kept") {
-			redistest.Must(t, c.Set(t.Context(), key, "v"))
-		}
-		if err := c.Delete(t.Context()); err != nil {
-			t.Errorf("Delete of no keys: %v", err)
-		}
-		cachetest.WantStored(t, rdb, ns, keys[0], "v")
-		redistest.Must(t, c.Delete(t.Context(), append(keys, "was never there", keys[0])...))
-		for _, key := range keys {
-			cachetest.WantStored(t, rdb, ns, key, "")
-		}
-		cachetest.WantStored(t, rdb, ns, "kept", "v")
-	})
-}
-
 // A life is the ttl, or what TTLFunc says, less a random part of up to Jitter.
 func TestTTL_Jitter(t *testing.T) {
 	t.Parallel()
@@ -317,26 +287,6 @@ func TestNotFoundTTL(t *testing.T) {
 	}
 }
 
-// Close ends the wait for a load of another process with ErrClosed.
-//
-//fault:close
-func TestClose_EndsWaiting(t *testing.T) {
-	t.Parallel()
-	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
-		ns := redistest.Namespace(t)
-		there, here := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-		src := cachetest.NewSource[string](t)
-		loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
-		load := src.Next(t)
-		waits := cachetest.GoGet(t.Context(), here, "k", src.Load).Waits(t)
-		go here.Close()
-		waits.WantErr(t, singlefill.ErrClosed)
-		load.Give("v")
-		loads.Want(t, "v")
-		src.Want(t, 1)
-	})
-}
-
 // Shutdown waits for loads until its context ends. Then it ends them, whatever their Loaders do: their locks are
 // free, their callers have ErrClosed or a stale value, and nothing is stored any more.
 //
@@ -390,14 +340,6 @@ func TestShutdown(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		cachetest.WantStored(t, w.rdb, "ns", "k", "v")
-	})
-	run("the Loader heeds its context", 0, func(t *testing.T, w world, shutdown func(error, time.Duration)) {
-		a := cachetest.GoGet(t.Context(), w.c, "k", func(ctx context.Context, _ string) (string, error) {
-			<-ctx.Done()
-			return "", ctx.Err()
-		})
-		shutdown(context.DeadlineExceeded, grace)
-		a.WantErr(t, singlefill.ErrClosed)
 	})
 	run("a stale value", time.Minute, func(t *testing.T, w world, shutdown func(error, time.Duration)) {
 		redistest.Must(t, w.c.Set(t.Context(), "k", "old"))
@@ -454,25 +396,37 @@ func TestShutdown(t *testing.T) {
 	})
 }
 
-// Close returns at the LoadTimeout of a load that hangs, and ends loads that queue.
+// Close returns at the LoadTimeout of a load that hangs. It ends loads that queue, and at once the wait for a load of
+// another process.
 //
 //fault:close
 func TestClose_TakesLoadTimeoutAtMost(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1}) // LoadTimeout is a minute
+		c := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{MaxLoads: 1}) // LoadTimeout is a minute
+		there := cachetest.NewCacheIn[string](t, rdb, "ns", nil)
 		src := cachetest.NewSource[string](t)
 		begun := time.Now()
+		elsewhere := cachetest.GoGet(t.Context(), there, "elsewhere", src.Load)
+		load := src.Next(t)
+		waits := cachetest.GoGet(t.Context(), c, "elsewhere", src.Load)
+		synctest.Wait()
 		hangs := cachetest.GoGet(t.Context(), c, "hangs", src.Load)
 		src.Next(t)
 		queues := cachetest.GoGet(t.Context(), c, "queues", src.Load)
 		synctest.Wait()
 		time.Sleep(20 * time.Second)
-		_ = c.Close()
-		cachetest.WantElapsed(t, "Close returns", begun, time.Minute)
+		closed := make(chan error)
+		go func() { closed <- c.Close() }()
+		waits.WantErr(t, singlefill.ErrClosed)
 		queues.WantErr(t, singlefill.ErrClosed)
+		cachetest.WantElapsed(t, "the waits end", begun, 20*time.Second)
+		load.Give("v")
+		elsewhere.Want(t, "v")
+		redistest.Must(t, <-closed)
+		cachetest.WantElapsed(t, "Close returns", begun, time.Minute)
 		if _, err := hangs.Result(t); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want context.DeadlineExceeded", err)
 		}
-		src.Want(t, 1)
+		src.Want(t, 2)
 	})
 }

@@ -2,7 +2,6 @@ package singlefill_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -143,15 +142,6 @@ func TestClear_Progress(t *testing.T) {
 	if last := steps[len(steps)-1]; last.Pass != 2 || last.Removed != int64(len(left)) || last.Scanned != last.Keys || last.Keys < last.Removed {
 		t.Errorf("the last step is %+v, want %d values removed, and all keys scanned", last, len(left))
 	}
-}
-
-// An error of Redis is returned.
-func TestClear_RedisAway(t *testing.T) {
-	inSilence(t, func(t *testing.T, c *singlefill.Cache[string]) {
-		if err := c.Clear(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Clear: %v, want the end of RedisTimeout", err)
-		}
-	})
 }
 
 // A server that is full of values refuses the keys by which Clear proves that it finds keys. Clear removes

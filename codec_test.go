@@ -5,15 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"runtime"
-	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
@@ -389,90 +384,6 @@ func TestCodec_ForKeyIsLost(t *testing.T) {
 			t.Errorf("%T around %T: %v", codec, codec.(unwrapping).Codec, err)
 		}
 	}
-}
-
-// A codec that exits its goroutine fails the load, and its caller does not load again and again.
-func TestCodec_MarshalExits(t *testing.T) {
-	for _, down := range []bool{false, true} {
-		cachetest.RunInBubble(t, fmt.Sprint("down ", down), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: cachetest.BadCodec{Codec: singlefill.Raw, OnMarshal: func(any) error { runtime.Goexit(); return nil }}})
-			if down {
-				_ = rdb.Close()
-			}
-			var loads atomic.Int64
-			_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) {
-				loads.Add(1)
-				return "v", nil
-			})
-			var panicked *singlefill.PanicError
-			if !errors.As(err, &panicked) || loads.Load() != 1 {
-				t.Errorf("Redis down: %t: %v after %d loads", down, err, loads.Load())
-			}
-		})
-	}
-}
-
-// A codec that exits the goroutine that reads some of the keys of a call fails its key, and no other one.
-func TestCodec_UnmarshalExits(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		writer := cachetest.NewCache[string](t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw})
-		values := make(map[string]string)
-		for i := range 600 { // which takes several reads
-			values[fmt.Sprint(i)] = "v"
-		}
-		redistest.Must(t, writer.SetMany(t.Context(), values))
-		var decoded atomic.Int64
-		reader := cachetest.NewCacheIn(t, rdb, writer.Namespace(), &singlefill.Options[string]{Codec: cachetest.BadCodec{
-			Codec: singlefill.Raw,
-			OnUnmarshal: func(any) error {
-				if decoded.Add(1) == 2 {
-					runtime.Goexit()
-				}
-				return nil
-			},
-		}})
-		got, err := reader.GetOrLoadMany(t.Context(), slices.Collect(maps.Keys(values)), func(_ context.Context, keys []string) (map[string]string, error) {
-			t.Errorf("%d keys are loaded", len(keys))
-			return nil, nil
-		})
-		if err != nil || !maps.Equal(got, values) {
-			t.Errorf("%d values, %v; want all", len(got), err)
-		}
-	})
-}
-
-// A value that the user's codec returns is not copied.
-//
-// It may be shared on purpose, or refer to itself, so that a copy would have no end.
-func TestCodec_ValueIsNotCopied(t *testing.T) {
-	t.Parallel()
-	p := newPerson()
-	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
-	c := cachetest.NewCache(t, proxy.Client(t), &singlefill.Options[*person]{Codec: interning{singlefill.JSON, &p}})
-	redistest.Must(t, c.Set(t.Context(), "k", &p))
-	read := proxy.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-	herd := []*cachetest.Call[*person]{cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[*person](t))}
-	cachetest.Receive(t, "the first read is answered", read.Hit())
-	for range 3 {
-		herd = append(herd, cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[*person](t)).Waits(t))
-	}
-	read.Release()
-	for _, a := range herd {
-		if v, err := a.Result(t); v != &p || err != nil {
-			t.Errorf("got %p, %v; want %p, which the codec returns", v, err, &p)
-		}
-	}
-}
-
-// interning is a codec that returns one value, for all callers to share.
-type interning struct {
-	singlefill.Codec
-	value *person
-}
-
-func (c interning) Unmarshal(_ []byte, v any) error {
-	*v.(**person) = c.value
-	return nil
 }
 
 // The first caller can change its value before the others have theirs, even if the codec's bytes

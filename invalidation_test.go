@@ -63,58 +63,42 @@ func TestDelete_DuringLoad(t *testing.T) {
 	})
 }
 
-// A load that a Delete has overtaken leaves nothing in Redis.
+// A load that a Delete or Set has overtaken, here or in another process, stores nothing, whether it has found a value
+// or none. Later callers get what was set, without waiting for the load.
+//
+//fault:delete-in-load
 func TestDelete_DuringTheOnlyLoad(t *testing.T) {
 	t.Parallel()
 	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
-		for name, err := range map[string]error{"value": nil, "not found": singlefill.ErrNotFound} {
-			ns := redistest.Namespace(t)
-			c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-			src := cachetest.NewSource[string](t)
-			a := cachetest.GoGet(t.Context(), c, "k", src.Load)
-			load := src.Next(t)
-			redistest.Must(t, c.Delete(t.Context(), "other", "k"))
-			load.Ends <- cachetest.Ending[string]{Value: "v1", Err: err}
-			if _, got := a.Result(t); got != err {
-				t.Errorf("%s: %v, want %v", name, got, err)
+		for _, set := range []string{"", "set"} {
+			for _, elsewhere := range []bool{false, true} {
+				for _, end := range []error{nil, singlefill.ErrNotFound} {
+					ns := redistest.Namespace(t)
+					c, by := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+					if !elsewhere {
+						by = c
+					}
+					src := cachetest.NewSource[string](t)
+					before := cachetest.GoGet(t.Context(), c, "k", src.Load)
+					load := src.Next(t)
+					if set == "" {
+						redistest.Must(t, by.Delete(t.Context(), "other", "k"))
+					} else {
+						redistest.Must(t, by.Set(t.Context(), "k", set))
+						cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, set)
+					}
+					load.Ends <- cachetest.Ending[string]{Value: "loaded", Err: end}
+					if _, err := before.Result(t); err != end {
+						t.Errorf("the caller got %v, want %v", err, end)
+					}
+					_ = c.Close()
+					cachetest.WantStored(t, rdb, ns, "k", set)
+					src.Want(t, 1)
+					if s := c.Stats(); s.Fenced != 1 || !elsewhere && s.LocksLost != 0 {
+						t.Errorf("%q, elsewhere %t, %v: %+v, want one load fenced", set, elsewhere, end, s)
+					}
+				}
 			}
-			_ = c.Close()
-			cachetest.WantStored(t, rdb, ns, "k", "")
-			if s := c.Stats(); s.Fenced != 1 {
-				t.Errorf("%s: %+v, want one load fenced", name, s)
-			}
-		}
-	})
-}
-
-// A caller that arrives after a Delete does not wait for the older load.
-func TestDelete_LaterCallerDoesNotWait(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		here, elsewhere := cachetest.NewCacheIn(t, rdb, "ns", &cachetest.Raw), cachetest.NewCacheIn(t, rdb, "ns", &cachetest.Raw)
-		for _, test := range []struct {
-			name    string
-			deletes func(ctx context.Context, keys ...string) error
-			most    time.Duration
-		}{
-			{"here", here.Delete, 0},
-			{"elsewhere", elsewhere.Delete, 10 * time.Millisecond}, // the time between two looks at a lock
-		} {
-			src := cachetest.NewSource[string](t)
-			older := cachetest.GoGet(t.Context(), here, test.name, src.Load)
-			load := src.Next(t)
-			time.Sleep(time.Second)
-			redistest.Must(t, test.deletes(t.Context(), test.name))
-			begun := time.Now()
-			cachetest.GoGet(t.Context(), here, test.name, cachetest.Gives("v2")).Want(t, "v2")
-			if d := time.Since(begun); d > test.most {
-				t.Errorf("deleted %s: loaded again after %v, want %v at most", test.name, d, test.most)
-			}
-			load.Give("v1")
-			older.Want(t, "v1")
-		}
-		synctest.Wait()
-		if s := here.Stats(); s.LocksLost != 1 || s.Fenced != 2 {
-			t.Errorf("%+v, want two loads fenced, and the lock missed only where the Delete was elsewhere", s)
 		}
 	})
 }
@@ -181,36 +165,6 @@ func TestDelete_VoidLoadsAreCancelled(t *testing.T) {
 			cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
 		})
 	}
-}
-
-// A value set during a load stays, and later callers get it at once.
-//
-//fault:delete-in-load
-func TestSet_DuringLoad(t *testing.T) {
-	t.Parallel()
-	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
-		for _, name := range []string{"here", "in another process"} {
-			ns := redistest.Namespace(t)
-			c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-			setter := c
-			if name != "here" {
-				setter = cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-			}
-			src := cachetest.NewSource[string](t)
-			before := cachetest.GoGet(t.Context(), c, "k", src.Load)
-			load := src.Next(t)
-			redistest.Must(t, setter.Set(t.Context(), "k", "set"))
-			cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "set") // without waiting for the load
-			load.Give("loaded")
-			before.Want(t, "loaded")
-			_ = c.Close()
-			cachetest.WantStored(t, rdb, ns, "k", "set")
-			src.Want(t, 1)
-			if s := c.Stats(); s.Fenced != 1 || name == "here" && s.LocksLost != 0 {
-				t.Errorf("%s: %+v, want one load fenced", name, s)
-			}
-		}
-	})
 }
 
 // DeleteIf removes the entry that an info describes, whether the value was loaded, shared or found, or

@@ -184,38 +184,6 @@ func TestGetOrLoad_DeadlineAndCancellation(t *testing.T) {
 	})
 }
 
-// A call in the middle of a read returns at its deadline, and within RedisTimeout when it is
-// cancelled.
-func TestGetOrLoad_EndOfContextInARead(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		mute := &cachetest.Outage{Keeps: redistest.Command("get")}
-		mute.On.Store(true)
-		rdb.AddHook(mute.Hook())
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{RedisTimeout: time.Second})
-		get := func(ctx context.Context) error { _, err := c.Get(ctx, "k"); return err }
-		load := func(ctx context.Context) error { _, err := c.GetOrLoad(ctx, "k", cachetest.Gives("v")); return err }
-		for name, call := range map[string]func(context.Context) error{"Get": get, "GetOrLoad": load} {
-			begun := time.Now()
-			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-			if err := call(ctx); err != context.DeadlineExceeded {
-				t.Errorf("%s: %v, want context.DeadlineExceeded itself", name, err)
-			}
-			cancel()
-			cachetest.WantElapsed(t, "the deadline: "+name, begun, 100*time.Millisecond)
-			time.Sleep(time.Minute) // its command is over
-
-			begun = time.Now()
-			ctx, cancel = context.WithCancel(t.Context())
-			time.AfterFunc(100*time.Millisecond, cancel)
-			_ = call(ctx) // it may have its reply by then
-			if d := time.Since(begun); d > time.Second {
-				t.Errorf("cancelled: %s returns after %v, want RedisTimeout at most", name, d)
-			}
-			time.Sleep(time.Minute)
-		}
-	})
-}
-
 // A Loader's context has the first caller's values, but neither its deadline nor its cancellation: the
 // load goes on, and is stored, also when all callers have left.
 //
@@ -340,105 +308,45 @@ func TestErrRecursive_OwnKey(t *testing.T) {
 	})
 }
 
-// A Loader can start a load that it does not wait for, and which needs the Loader's own key.
-func TestErrRecursive_Prefetch(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
-		prefetched := make(chan *cachetest.Call[string], 1)
-		a := cachetest.GoGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
-			prefetched <- cachetest.GoGet(context.WithoutCancel(ctx), c, "b",
-				func(ctx context.Context, _ string) (string, error) {
-					return c.GetOrLoad(ctx, "a", cachetest.MustNotLoad[string](t))
-				})
-			time.Sleep(time.Second)
-			return "v", nil
-		})
-		prefetch := <-prefetched
-		synctest.Wait()
-		outsider := cachetest.GoGet(t.Context(), c, "b", cachetest.MustNotLoad[string](t))
-		a.Want(t, "v")
-		prefetch.Want(t, "v")
-		outsider.Want(t, "v")
-	})
-}
-
-// Callers that share a load, and callers of later hits, own their values.
+// Callers that share a load or a read own their values: each changes its value at once, while others still get theirs.
 func TestGetOrLoad_CallersOwnTheirValues(t *testing.T) {
 	t.Parallel()
-	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
-		t.Run("maps", func(t *testing.T) {
-			testOwnership(t, rdb, nil, map[string]int{"a": 1}, map[string]int{"a": 1}, func(v map[string]int) { v["a"]++; v["b"] = 2 })
-		})
-		t.Run("pointers", func(t *testing.T) {
-			p, same := newPerson(), newPerson()
-			testOwnership(t, rdb, nil, &p, &same, func(v *person) { v.Tags[0] = "changed"; v.Boss.Age++ })
-		})
-		t.Run("raw bytes", func(t *testing.T) {
-			testOwnership(t, rdb, &singlefill.Options[[]byte]{Codec: singlefill.Raw}, []byte("bytes"), []byte("bytes"), func(v []byte) { v[0]++ })
-		})
+	t.Run("pointers", func(t *testing.T) {
+		callersOwn(t, nil, func() *person { p := newPerson(); return &p }, func(v *person) { v.Tags[0] = "changed"; v.Boss.Age++ })
+	})
+	t.Run("maps of any", func(t *testing.T) {
+		callersOwn(t, nil, func() map[string]any { return map[string]any{"a": []any{"x"}} }, func(v map[string]any) { v["a"].([]any)[0] = "changed" })
+	})
+	t.Run("raw bytes", func(t *testing.T) {
+		callersOwn(t, &singlefill.Options[[]byte]{Codec: singlefill.Raw}, func() []byte { return []byte("bytes") }, func(v []byte) { v[0]++ })
 	})
 }
 
-func testOwnership[T any](t *testing.T, rdb redis.UniversalClient, opts *singlefill.Options[T], value, same T,
-	change func(T)) {
-	c := cachetest.NewCache(t, rdb, opts)
-	src := cachetest.NewSource[T](t)
-	var herd []*cachetest.Call[T]
-	for range 10 {
-		herd = append(herd, cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t))
-	}
-	src.Next(t).Give(value)
-	for range 3 { // callers of later hits are owners too
-		for _, a := range herd {
-			v, err := a.Result(t)
-			cachetest.WantValue(t, v, err, same)
-			if err == nil {
-				change(v)
-			}
-		}
-		herd = []*cachetest.Call[T]{cachetest.GoGet(t.Context(), c, "k", src.Load)}
-	}
-	src.Want(t, 1)
-}
-
-// Callers that share a read own their values: each changes its value at once, while others still
-// get theirs.
-func TestGetOrLoad_ReadersOwnTheirValues(t *testing.T) {
-	t.Parallel()
-	t.Run("plain", func(t *testing.T) {
-		p := newPerson()
-		readersOwn(t, &p, func(v *person) { v.Tags[0] = "changed"; v.Boss.Age++ })
-	})
-	t.Run("not plain", func(t *testing.T) {
-		readersOwn(t, map[string]any{"a": []any{"x"}}, func(v map[string]any) { v["a"].([]any)[0] = "changed" })
-	})
-}
-
-func readersOwn[T any](t *testing.T, value T, change func(T)) {
+func callersOwn[T any](t *testing.T, opts *singlefill.Options[T], value func() T, change func(T)) {
 	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
-	c := cachetest.NewCache[T](t, proxy.Client(t), nil)
-	redistest.Must(t, c.Set(t.Context(), "k", value))
-	for range 3 {
+	c := cachetest.NewCache(t, proxy.Client(t), opts)
+	src := cachetest.NewSource[T](t)
+	for round := range 3 { // a load, and then two reads
 		read := proxy.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-		herd := []*cachetest.Call[T]{cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[T](t))}
+		herd := []*cachetest.Call[T]{cachetest.GoGet(t.Context(), c, "k", src.Load)}
 		cachetest.Receive(t, "the first read is answered", read.Hit())
 		for range 20 {
-			herd = append(herd, cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[T](t)).Waits(t))
+			herd = append(herd, cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t))
 		}
 		read.Release()
-		var wg sync.WaitGroup
+		if round == 0 {
+			src.Next(t).Give(value())
+		}
+		var all sync.WaitGroup
 		for _, a := range herd {
-			wg.Go(func() {
+			all.Go(func() {
 				v, err := a.Result(t)
-				cachetest.WantValue(t, v, err, value)
-				if err == nil {
+				if cachetest.WantValue(t, v, err, value()); err == nil {
 					change(v)
 				}
 			})
 		}
-		wg.Wait()
+		all.Wait()
 	}
-	if n := c.Stats().Shared; n != 3*19 {
-		t.Errorf("%d calls have shared a read, want 19 of each 20", n)
-	}
+	src.Want(t, 1)
 }

@@ -213,32 +213,3 @@ func TestLogTrace_Tags(t *testing.T) {
 		}
 	}
 }
-
-// Lines tell caches with the same LogTrace apart.
-func TestLogTrace_SeveralCaches(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		var b bytes.Buffer
-		var misses, loads int
-		trace := singlefill.LogTrace(logTo(&b), nil)
-		trace.Miss = func(context.Context, string) { misses++ }
-		logDone := trace.LoadDone
-		shared := &singlefill.Options[any]{Trace: trace}
-		for _, ns := range []string{"users", "orders"} {
-			c, err := singlefill.New(rdb, ns, time.Hour, singlefill.OptionsFor[string](shared))
-			redistest.Must(t, err)
-			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Fails[string](errors.New("boom")))
-			redistest.Must(t, c.Close())
-			if got := b.String(); !strings.Contains(got, " cache="+ns+" ") || strings.Count(got, "cache=") != 1 {
-				t.Errorf("wrote %s, want the cache %s", got, ns)
-			}
-			b.Reset()
-		}
-		trace.LoadDone = func(ctx context.Context, info singlefill.LoadInfo) { loads++; logDone(ctx, info) }
-		c := cachetest.NewCacheIn(t, rdb, "changed", singlefill.OptionsFor[string](shared))
-		_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Fails[string](errors.New("boom")))
-		synctest.Wait()
-		if misses != 3 || loads != 1 || !strings.Contains(b.String(), " cache=changed ") {
-			t.Errorf("functions of the program: %d misses, %d loads, want 3 and 1; wrote %s", misses, loads, b.String())
-		}
-	})
-}

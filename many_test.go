@@ -475,42 +475,6 @@ func TestGetOrLoadMany_Deadline(t *testing.T) {
 	})
 }
 
-// A Delete, Set or Expire during a load refuses the value of its key only.
-func TestGetOrLoadMany_Invalidation(t *testing.T) {
-	type cache = *singlefill.Cache[string]
-	for what, invalidate := range map[string]func(ctx context.Context, c cache) error{
-		"Delete": func(ctx context.Context, c cache) error { return c.Delete(ctx, "a") },
-		"Set":    func(ctx context.Context, c cache) error { return c.Set(ctx, "a", "set") },
-		"Expire": func(ctx context.Context, c cache) error { return c.Expire(ctx, "a") },
-		"Clear":  func(ctx context.Context, c cache) error { return c.Clear(ctx) },
-	} {
-		for _, processes := range []int{1, 2} {
-			cachetest.RunInBubble(t, fmt.Sprintf("%s, %d processes", what, processes), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				caches := cachetest.NewCaches(t, m, "ns", processes, &cachetest.Raw)
-				loads, invalidates := caches[0], caches[processes-1]
-				s := &manySource{takes: time.Second}
-				early := goGetMany(t.Context(), loads, []string{"a", "b"}, s.load)
-				time.Sleep(time.Second / 2)
-				redistest.Must(t, invalidate(t.Context(), invalidates))
-				late := goGetMany(t.Context(), loads, []string{"a", "b"}, (&manySource{}).load)
-				early.want(t, "the early call", "a", "b")
-				<-late.done
-				redistest.Must(t, late.err)
-				fenced := int64(1)
-				if what == "Clear" {
-					fenced = 2
-				}
-				if n := loads.Stats().Fenced; n != fenced {
-					t.Errorf("%d values refused, want %d", n, fenced)
-				}
-				if v, _ := invalidates.Get(t.Context(), "b"); v != valueOf("b") {
-					t.Errorf("b is %q, want the value loaded", v)
-				}
-			})
-		}
-	}
-}
-
 // Values that are stale are returned at once, and refreshed by one call of the loader behind.
 func TestGetOrLoadMany_Refresh(t *testing.T) {
 	for _, memory := range []*singlefill.Near{nil, {}} {
@@ -573,18 +537,6 @@ func TestLoadMany(t *testing.T) {
 	})
 }
 
-// inSilence runs a test in a bubble with a Redis that does not answer.
-func inSilence(t *testing.T, run func(t *testing.T, c *singlefill.Cache[string])) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		link, rdb := redistest.StartMiniLink(t)
-		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
-		link.BlackHole(true)
-		run(t, c)
-		link.BlackHole(false)
-	})
-}
-
 // A ManyLoader may call the cache for other keys: its place serves the nested load. For its own keys
 // the call is recursive.
 func TestGetOrLoadMany_Nested(t *testing.T) {
@@ -605,104 +557,6 @@ func TestGetOrLoadMany_Nested(t *testing.T) {
 			return map[string]string{"a": valueOf("a"), "b": valueOf("b")}, nil
 		})
 		wantMany(t, "the call", got, err, "a", "b")
-	})
-}
-
-// The context of the loader ends when no caller may have any of its values, and not before.
-func TestGetOrLoadMany_Superseded(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
-		ctx, cancel := context.WithCancel(t.Context())
-		var inside context.Context
-		call := goGetMany(ctx, c, []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
-			inside = ctx
-			<-ctx.Done()
-			return nil, ctx.Err()
-		})
-		synctest.Wait()
-		cancel()
-		<-call.done
-		for _, key := range []string{"a", "b"} {
-			synctest.Wait()
-			if inside.Err() != nil {
-				t.Errorf("the context has ended before %s was deleted", key)
-			}
-			redistest.Must(t, c.Delete(t.Context(), key))
-		}
-		synctest.Wait()
-		if inside.Err() == nil {
-			t.Error("the load goes on though nobody may have its values")
-		}
-	})
-}
-
-// After a function of Trace has panicked in the middle of a call, every key can be read.
-func TestGetOrLoadMany_PanicOfTrace(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		for _, panics := range []string{"Hit", "BadValue"} {
-			var armed, slow atomic.Bool
-			goOn := make(chan struct{})
-			boom := func(of string) {
-				if of == panics && armed.CompareAndSwap(true, false) {
-					panic(of)
-				}
-			}
-			c := cachetest.NewCacheIn(t, rdb, panics, &singlefill.Options[string]{Trace: &singlefill.Trace{
-				Hit: func(context.Context, string) { boom("Hit") },
-				BadValue: func(context.Context, string, error) {
-					if boom("BadValue"); slow.CompareAndSwap(true, false) {
-						<-goOn
-					}
-				},
-			}})
-			put := func(key, data string) {
-				redistest.Must(t, rdb.Set(t.Context(), panics+":{"+key+"}", data, time.Hour).Err())
-			}
-			put("read", "garbage")
-			slow.Store(true)
-			reader := cachetest.GoGet(t.Context(), c, "read", cachetest.Gives(valueOf("read")))
-			synctest.Wait() // it holds the turn of "read"
-			if put("found", "garbage"); panics == "Hit" {
-				redistest.Must(t, c.Set(t.Context(), "found", valueOf("found")))
-			}
-			armed.Store(true)
-			func() {
-				defer func() {
-					if p := recover(); p != panics {
-						t.Errorf("the call has panicked with %v, want %s", p, panics)
-					}
-				}()
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				defer cancel()
-				_, _ = c.GetOrLoadMany(ctx, []string{"found", "read"}, new(manySource).load)
-			}()
-			close(goOn)
-			reader.Want(t, valueOf("read"))
-			for _, key := range []string{"found", "read"} {
-				redistest.Must(t, c.Delete(t.Context(), key))
-				cachetest.GoGet(t.Context(), c, key, cachetest.Gives("next")).Want(t, "next")
-			}
-		}
-	})
-}
-
-// While a call tells Trace of its hits, others may load the keys that it misses. A function of Trace may load them, too.
-func TestGetOrLoadMany_TraceThatCalls(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		var c *singlefill.Cache[string]
-		c = cachetest.NewCache(t, rdb, &singlefill.Options[string]{Trace: &singlefill.Trace{Hit: func(_ context.Context, key string) {
-			if key == "found" {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				if _, err := c.GetOrLoad(ctx, "missed", cachetest.Gives("by Trace")); err != nil {
-					t.Errorf("GetOrLoad in Trace: %v", err)
-				}
-			}
-		}}})
-		redistest.Must(t, c.Set(t.Context(), "found", valueOf("found")))
-		got, err := c.GetOrLoadMany(t.Context(), []string{"found", "missed"}, new(manySource).load)
-		redistest.Must(t, err)
-		wantFound(t, "the call", got, "found", "missed")
 	})
 }
 
@@ -835,18 +689,27 @@ func TestGetMany(t *testing.T) {
 	})
 }
 
-// An error of Redis is the error of each key, since GetMany has no source to fall back on.
+// An error of Redis is the error of each key, since these calls have no source to fall back on. Clear returns it, too.
 func TestGetMany_RedisAway(t *testing.T) {
-	inSilence(t, func(t *testing.T, c *singlefill.Cache[string]) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		link, rdb := redistest.StartMiniLink(t)
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
+		link.BlackHole(true)
 		got, err := c.GetMany(t.Context(), []string{"a", "b"})
-		wantFound(t, "the call", got)
-		wantManyErrors(t, "the call", err, context.DeadlineExceeded, "a", "b")
+		wantFound(t, "GetMany", got)
+		wantManyErrors(t, "GetMany", err, context.DeadlineExceeded, "a", "b")
 		err = c.SetMany(t.Context(), map[string]string{"a": "1", "b": "2"})
 		wantManyErrors(t, "SetMany", err, context.DeadlineExceeded, "a", "b")
+		if err := c.Clear(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Clear: %v, want the end of RedisTimeout", err)
+		}
+		link.BlackHole(false)
 	})
 }
 
-// SetMany is Set for each key: it supersedes loads, and follows TTLFunc.
+// SetMany is Set for each key: it supersedes loads, and follows TTLFunc. Delete removes all keys that it is given, and
+// no other.
 func TestSetMany(t *testing.T) {
 	t.Parallel()
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
@@ -880,6 +743,12 @@ func TestSetMany(t *testing.T) {
 		wantMany(t, "after SetMany", got, err, keys...)
 		redistest.Must(t, c.SetMany(ctx, map[string]string{keys[0]: "not kept"}))
 		redistest.Await(t, "the value is gone", func() bool { _, err := c2.Get(ctx, keys[0]); return err == singlefill.ErrMiss })
+		redistest.Must(t, c.Delete(ctx, keys[1], "was never there", keys[2], keys[1]))
+		redistest.Await(t, "two more are gone", func() bool {
+			got, err = c2.GetMany(ctx, keys)
+			return err == nil && len(got) <= len(keys)-3
+		})
+		wantFound(t, "after Delete", got, keys[3:]...)
 	})
 }
 

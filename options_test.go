@@ -154,18 +154,9 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 			_ = c.Close()
 		}
 	}
-}
-
-// New refuses a T with a part that cannot be stored, and names the way to it.
-//
-//fault:bad-options
-func TestNew_RefusesTypesThatCannotBeStored(t *testing.T) {
-	t.Parallel()
-	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // no command is sent
-	defer rdb.Close()
-	_, err := singlefill.New[map[string]struct{ Body io.Reader }](rdb, "users", time.Minute, nil)
+	_, err := singlefill.New[map[string]struct{ Body io.Reader }](rdb, fine, time.Minute, nil)
 	if err == nil || !strings.Contains(err.Error(), "cannot store T[].Body, of type io.Reader") {
-		t.Errorf("New returned %v", err)
+		t.Errorf("New with a part that cannot be stored returned %v", err)
 	}
 }
 
