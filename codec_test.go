@@ -160,8 +160,7 @@ func TestCodec_BytesOfAnother(t *testing.T) {
 		const value = "5"
 		for w, writer := range caches {
 			stores := map[string]func(key string) error{
-				"Set":     func(key string) error { return writer.Set(ctx, key, value) },
-				"SetMany": func(key string) error { return writer.SetMany(ctx, map[string]string{key: value}) },
+				"Set": func(key string) error { return writer.Set(ctx, key, value) },
 				"load": func(key string) error {
 					cachetest.GoGet(ctx, writer, key, cachetest.Gives(value)).Want(t, value)
 					return nil
@@ -296,7 +295,7 @@ func TestCodec_Rotation(t *testing.T) {
 }
 
 // A codec with ForKey gets the namespace and the key of each value, however the value is stored and read: no value is
-// a bad one, and each caller owns its value.
+// a bad one.
 func TestCodec_ForKey(t *testing.T) {
 	t.Parallel()
 	for name, codec := range map[string]singlefill.Codec{
@@ -318,8 +317,6 @@ func testForKey(t *testing.T, rdb redis.UniversalClient, codec singlefill.Codec)
 		opts.Near = new(singlefill.Near)
 	}
 	reader := cachetest.NewCacheIn(t, rdb, ns, opts)
-	src := cachetest.NewSource[*person](t)
-
 	named := func(key string) *person { return &person{Name: key, Tags: []string{key}} }
 	redistest.Must(t, writer.Set(ctx, "set", named("set")))
 	redistest.Must(t, writer.SetMany(ctx, map[string]*person{"setmany": named("setmany")}))
@@ -337,23 +334,6 @@ func testForKey(t *testing.T, rdb redis.UniversalClient, codec singlefill.Codec)
 	}
 	got, err := reader.GetMany(ctx, keys)
 	cachetest.WantValue(t, got, err, want)
-	if opts.Near != nil {
-		v := awaitNear(t, reader, "set", cachetest.MustNotLoad[*person](t))
-		cachetest.WantValue(t, v, nil, named("set"))
-	}
-
-	one := cachetest.GoGet(ctx, reader, "joined", src.Load).Waits(t)
-	load := src.Next(t)
-	two := cachetest.GoGet(ctx, reader, "joined", src.Load).Waits(t)
-	load.Give(named("joined"))
-	first, err := one.Result(t)
-	cachetest.WantValue(t, first, err, named("joined"))
-	second, err := two.Result(t)
-	cachetest.WantValue(t, second, err, named("joined"))
-	if first == second {
-		t.Error("two callers of one load share its value")
-	}
-
 	redistest.Must(t, writer.Expire(ctx, "set"))
 	cachetest.AwaitSeen(t, rdb, rdb, ns, "set")
 	cachetest.GoGet(ctx, writer, "set", func(ctx context.Context, key string) (*person, error) {

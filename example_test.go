@@ -8,10 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -671,23 +669,4 @@ func ExampleCodec_forKey() {
 	// "1000 guineas" <nil>
 	// "" singlefill: miss
 	// 1 bad value
-}
-
-// A failed load is a line in the log of a service.
-func ExampleLogTrace() {
-	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
-		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey || a.Key == "duration" {
-				return slog.Attr{} // not the same in each run
-			}
-			return a
-		},
-	}))
-	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{Trace: singlefill.LogTrace(log, nil)})
-	defer stop()
-
-	load := func(ctx context.Context, item string) (int, error) { return 0, errors.New("price service is down") }
-	_, _ = prices.GetOrLoad(context.Background(), "tea", load)
-	prices.Close() // the line may come after the call has returned
-	// Output: level=WARN msg="load failed" cache=prices err="price service is down"
 }

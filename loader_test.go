@@ -297,6 +297,12 @@ func TestErrRecursive_OwnKey(t *testing.T) {
 			if err != singlefill.ErrRecursive {
 				t.Errorf("got %v, want ErrRecursive itself", err)
 			}
+			_, err = c.GetOrLoadMany(ctx, []string{"other", key}, func(context.Context, []string) (map[string]string, error) {
+				return map[string]string{"other": "v"}, nil
+			})
+			if many, ok := errors.AsType[*singlefill.ManyError](err); !ok || len(many.Errs) != 1 || many.Errs[key] != singlefill.ErrRecursive {
+				t.Errorf("GetOrLoadMany: %v, want ErrRecursive for one key", err)
+			}
 			return "v", nil
 		}).Want(t, "v")
 		// Also by way of another key.

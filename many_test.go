@@ -537,39 +537,15 @@ func TestLoadMany(t *testing.T) {
 	})
 }
 
-// A ManyLoader may call the cache for other keys: its place serves the nested load. For its own keys
-// the call is recursive.
-func TestGetOrLoadMany_Nested(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxLoads: 1})
-		inner := new(manySource)
-		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
-			for what, call := range map[string]func() error{
-				"GetOrLoad":     func() error { _, err := c.GetOrLoad(ctx, "b", cachetest.Gives("b")); return err },
-				"GetOrLoadMany": func() error { _, err := c.GetOrLoadMany(ctx, []string{"x", "a"}, inner.load); return err },
-			} {
-				if err := call(); !errors.Is(err, singlefill.ErrRecursive) {
-					t.Errorf("%s of a key of the load: %v, want ErrRecursive", what, err)
-				}
-			}
-			nested, err := c.GetOrLoadMany(ctx, []string{"x", "y"}, inner.load)
-			wantMany(t, "nested", nested, err, "x", "y")
-			return map[string]string{"a": valueOf("a"), "b": valueOf("b")}, nil
-		})
-		wantMany(t, "the call", got, err, "a", "b")
-	})
-}
-
 // What becomes of a key is decided when its own load ends, or its own StaleAfter is over, however long the other
 // keys of the call take.
 func TestGetOrLoadMany_SlowNeighbour(t *testing.T) {
 	for name, at := range map[string]struct {
-		stale, leave time.Duration
-		fails        error
+		stale time.Duration
+		s     manySource
 	}{
-		"its load fails":       {0, time.Hour, cachetest.ErrSource},
-		"StaleAfter is over":   {time.Second, time.Hour, nil},
-		"then the caller goes": {time.Second, 10 * time.Second, nil},
+		"its load fails":     {0, manySource{takes: time.Second, err: cachetest.ErrSource}},
+		"StaleAfter is over": {time.Second, manySource{takes: 20 * time.Second}},
 	} {
 		cachetest.RunInBubble(t, name, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 			o := cachetest.StaleOptions(0, 5*time.Second)
@@ -577,27 +553,11 @@ func TestGetOrLoadMany_SlowNeighbour(t *testing.T) {
 			c := cachetest.NewCache(t, rdb, o)
 			redistest.Must(t, c.Set(t.Context(), "old", valueOf("old")))
 			time.Sleep(cachetest.StaleLife + time.Second)
-			slow := cachetest.GoGet(t.Context(), c, "slow", func(context.Context, string) (string, error) {
-				time.Sleep(20 * time.Second)
-				return valueOf("slow"), nil
-			})
+			slow := cachetest.GoGet(t.Context(), c, "slow", cachetest.Takes(20*time.Second, valueOf("slow"), nil))
 			synctest.Wait()
-			ctx, cancel := context.WithCancel(t.Context())
-			time.AfterFunc(at.leave, cancel)
-			s := &manySource{takes: time.Second, err: at.fails}
-			if at.fails == nil {
-				s.takes = 20 * time.Second
-			}
-			got, err := c.GetOrLoadMany(ctx, []string{"old", "slow"}, s.load)
-			if at.leave == time.Hour {
-				redistest.Must(t, err)
-				wantFound(t, "the call", got, "old", "slow")
-			} else {
-				wantFound(t, "the call", got, "old")
-				wantManyErrors(t, "the call", err, context.Canceled, "slow")
-			}
+			got, err := c.GetOrLoadMany(t.Context(), []string{"old", "slow"}, at.s.load)
+			wantMany(t, "the call", got, err, "old", "slow")
 			slow.Want(t, valueOf("slow"))
-			time.Sleep(time.Minute)
 		})
 	}
 }

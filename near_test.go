@@ -221,21 +221,14 @@ func TestNear_Ownership(t *testing.T) {
 	}
 }
 
-// When neither Redis nor the source answers, what memory has within StaleIfError is served as stale.
+// When neither Redis nor the source answers, what memory has within StaleIfError is served as stale: not in place of
+// an ErrNoStale, nor of an error after that.
 func TestNear_Fallback(t *testing.T) {
 	t.Parallel()
-	for name, codec := range map[string]singlefill.Codec{
-		"cloned": singlefill.Raw, "decoded": cachetest.KeyedCodec{Codec: singlefill.Raw},
-	} {
-		t.Run(name, func(t *testing.T) { t.Parallel(); testNearFallback(t, codec) })
-	}
-}
-
-func testNearFallback(t *testing.T, codec singlefill.Codec) {
 	s := redistest.Start(t)
 	p := redistest.NewProxy(t, s.Addr)
 	opts := near(singlefill.Near{MaxLag: 50 * time.Millisecond})
-	opts.Codec, opts.StaleIfError, opts.RedisTimeout = codec, time.Hour, 100*time.Millisecond
+	opts.StaleIfError, opts.RedisTimeout = time.Hour, 100*time.Millisecond
 	c, err := singlefill.New(p.Client(t), redistest.Namespace(t), time.Hour, opts)
 	redistest.Must(t, err)
 	defer c.Close()
@@ -255,6 +248,11 @@ func testNearFallback(t *testing.T, codec singlefill.Codec) {
 	}
 	if n := c.Stats(); n.NearHits != hits {
 		t.Errorf("%d hits in memory without a proof", n.NearHits-hits)
+	}
+	for _, failure := range []error{fmt.Errorf("revoked (%w)", singlefill.ErrNoStale), cachetest.ErrSource} {
+		if v, err := c.GetOrLoad(t.Context(), "k", cachetest.Fails[string](failure)); err != failure {
+			t.Errorf("%q, %v; want the error %v", v, err, failure)
+		}
 	}
 	p.BlackHole(false)
 	awaitNear(t, c, "k", cachetest.Gives("v"))

@@ -20,11 +20,9 @@ import (
 const within = 50 * time.Millisecond
 
 // inSlowSource runs a test with a cache that has an expired value "old" under "k".
-func inSlowSource(t *testing.T, opts singlefill.Options[string],
-	run func(t *testing.T, c *singlefill.Cache[string], rdb *redis.Client)) {
+func inSlowSource(t *testing.T, run func(t *testing.T, c *singlefill.Cache[string], rdb *redis.Client)) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		opts.StaleIfError, opts.StaleAfter, opts.Jitter = time.Hour, within, -1
-		c, err := singlefill.New(rdb, "n", time.Minute, &opts)
+		c, err := singlefill.New(rdb, "n", time.Minute, &singlefill.Options[string]{StaleIfError: time.Hour, StaleAfter: within, Jitter: -1})
 		redistest.Must(t, err)
 		defer c.Close()
 		redistest.Must(t, c.Set(t.Context(), "k", "old"))
@@ -47,7 +45,7 @@ func wantOldAfter(t *testing.T, c *singlefill.Cache[string], d time.Duration, lo
 // With an old value at hand, callers of a source that hangs wait until the load is StaleAfter old.
 // The load goes on, and its value is served when it has arrived.
 func TestStaleAfter_SlowSource(t *testing.T) {
-	inSlowSource(t, singlefill.Options[string]{}, func(t *testing.T, c *singlefill.Cache[string], _ *redis.Client) {
+	inSlowSource(t, func(t *testing.T, c *singlefill.Cache[string], _ *redis.Client) {
 		slow := cachetest.Takes(10*time.Second, "new", nil)
 		wantOldAfter(t, c, within, slow)
 		wantOldAfter(t, c, 0, cachetest.MustNotLoad[string](t)) // the load has been in flight for StaleAfter
@@ -84,7 +82,7 @@ func TestStaleAfter_Waits(t *testing.T) {
 		"no old value": {"cold", 0, 10 * time.Second, "new", nil, "new"}, "too old": {"k", 2 * time.Hour, 10 * time.Second, "new", nil, "new"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inSlowSource(t, singlefill.Options[string]{}, func(t *testing.T, c *singlefill.Cache[string], _ *redis.Client) {
+			inSlowSource(t, func(t *testing.T, c *singlefill.Cache[string], _ *redis.Client) {
 				time.Sleep(test.passes)
 				v, info, err := c.GetOrLoadInfo(t.Context(), test.key, cachetest.Takes(test.takes, test.value, test.err))
 				if v != test.want || err != nil || info.Err != test.err || info.Stale != (test.want == "old") {
@@ -95,26 +93,9 @@ func TestStaleAfter_Waits(t *testing.T) {
 	}
 }
 
-// A load that waits for a slot goes on, too, when its only caller has taken the old value.
-func TestStaleAfter_Queue(t *testing.T) {
-	inSlowSource(t, singlefill.Options[string]{MaxLoads: 1}, func(t *testing.T, c *singlefill.Cache[string], _ *redis.Client) {
-		var other sync.WaitGroup
-		other.Go(func() {
-			_, _ = c.GetOrLoad(t.Context(), "other", cachetest.Takes(10*time.Second, "v", nil))
-		})
-		synctest.Wait()
-		wantOldAfter(t, c, within, cachetest.Gives("new"))
-		other.Wait()
-		time.Sleep(time.Second)
-		if v, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.MustNotLoad[string](t)); v != "new" || info.Stale || err != nil {
-			t.Errorf("after the queue: %q, %+v, %v", v, info, err)
-		}
-	})
-}
-
 // A caller that waits for a load in another process gets the old value after StaleAfter, too.
 func TestStaleAfter_OtherProcess(t *testing.T) {
-	inSlowSource(t, singlefill.Options[string]{}, func(t *testing.T, c *singlefill.Cache[string], rdb *redis.Client) {
+	inSlowSource(t, func(t *testing.T, c *singlefill.Cache[string], rdb *redis.Client) {
 		other := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{StaleIfError: time.Hour})
 		var loading sync.WaitGroup
 		loading.Go(func() {

@@ -38,56 +38,41 @@ func wantRemembered(t testing.TB, what string, err error) {
 //
 //fault:source-down
 func TestFailureTTL_OneLoadInTheFleet(t *testing.T) {
-	for _, many := range []bool{false, true} {
-		cachetest.RunInBubble(t, fmt.Sprintf("many %v", many), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-			opts := failureOptions(time.Second)
-			opts.MaxFleetLoads = 2
-			fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 3, opts)
-			up := time.Now().Add(5*time.Second - time.Millisecond)
-			var loads, own atomic.Int64
-			load := func(context.Context, string) (string, error) {
-				loads.Add(1)
-				if time.Now().Before(up) {
-					return "", cachetest.ErrSource
-				}
-				return "v", nil
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		opts := failureOptions(time.Second)
+		opts.MaxFleetLoads = 2
+		fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 3, opts)
+		up := time.Now().Add(5*time.Second - time.Millisecond)
+		var loads, own atomic.Int64
+		load := func(context.Context, string) (string, error) {
+			loads.Add(1)
+			if time.Now().Before(up) {
+				return "", cachetest.ErrSource
 			}
-			call := func(c *singlefill.Cache[string]) (string, error) {
-				if !many {
-					return c.GetOrLoad(t.Context(), "k", load)
-				}
-				got, err := c.GetOrLoadMany(t.Context(), []string{"k"}, func(ctx context.Context, _ []string) (map[string]string, error) {
-					v, err := load(ctx, "k")
-					return map[string]string{"k": v}, err
-				})
-				if some, ok := errors.AsType[*singlefill.ManyError](err); ok {
-					err = some.Errs["k"]
-				}
-				return got["k"], err
-			}
-			var wg sync.WaitGroup
-			for i, c := range fleet {
-				wg.Go(func() {
-					time.Sleep(time.Duration(i) * 7 * time.Millisecond)
-					for v := ""; v == ""; time.Sleep(20 * time.Millisecond) {
-						var err error
-						if v, err = call(c); err == cachetest.ErrSource {
-							own.Add(1)
-						} else if err != nil {
-							wantRemembered(t, "a call", err)
-						}
+			return "v", nil
+		}
+		var wg sync.WaitGroup
+		for i, c := range fleet {
+			wg.Go(func() {
+				time.Sleep(time.Duration(i) * 7 * time.Millisecond)
+				for v := ""; v == ""; time.Sleep(20 * time.Millisecond) {
+					var err error
+					if v, err = c.GetOrLoad(t.Context(), "k", load); err == cachetest.ErrSource {
+						own.Add(1)
+					} else if err != nil {
+						wantRemembered(t, "a call", err)
 					}
-				})
-			}
-			wg.Wait()
-			if n := loads.Load(); n != 6 || own.Load() != 5 {
-				t.Errorf("%d loads in 5 s, and %d calls got their errors; want one a second, and the value", n, own.Load())
-			}
-			if late := time.Since(up); late > time.Second+50*time.Millisecond {
-				t.Errorf("all have the value %v after the source has come back", late)
-			}
-		})
-	}
+				}
+			})
+		}
+		wg.Wait()
+		if n := loads.Load(); n != 6 || own.Load() != 5 {
+			t.Errorf("%d loads in 5 s, and %d calls got their errors; want one a second, and the value", n, own.Load())
+		}
+		if late := time.Since(up); late > time.Second+50*time.Millisecond {
+			t.Errorf("all have the value %v after the source has come back", late)
+		}
+	})
 }
 
 // Delete, Set, Expire and Clear end what is remembered. A cache without FailureTTL leaves no failure to others,

@@ -158,33 +158,6 @@ func TestErrNoStale_Near(t *testing.T) {
 	}
 }
 
-// While Redis does not answer, the value in memory replaces neither the error nor a later error.
-func TestErrNoStale_RedisAway(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	p := redistest.NewProxy(t, s.Addr)
-	opts := noStaleOptions()
-	opts.Near, opts.RedisTimeout = &singlefill.Near{MaxLag: 50 * time.Millisecond}, 100*time.Millisecond
-	c, err := singlefill.New(p.Client(t), redistest.Namespace(t), time.Hour, opts)
-	redistest.Must(t, err)
-	defer c.Close()
-	redistest.Await(t, "k is served from memory", func() bool {
-		_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives("old"))
-		return c.Stats().NearHits > 0
-	})
-	p.BlackHole(true)
-	redistest.Await(t, "memory is not proven any more", func() bool { return c.Stats().NearAge > 50*time.Millisecond })
-	if a := cachetest.Ask(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource)); a.Value != "old" || a.Err != nil {
-		t.Fatalf("got %+v, want what memory has", a)
-	}
-	for _, failure := range []error{errForbidden, cachetest.ErrSource} {
-		if a := cachetest.Ask(t.Context(), c, "k", cachetest.Fails[string](failure)); a.Err != failure {
-			t.Errorf("got %+v, want the error %v", a, failure)
-		}
-	}
-	p.BlackHole(false)
-}
-
 // If the old value cannot be removed, the callers get the error, and LoadDone why.
 func TestErrNoStale_ReleaseUnanswered(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {

@@ -124,25 +124,22 @@ func (l *ledger) read(ctx context.Context, c *singlefill.Cache[string], key stri
 //fault:tag-in-load
 func TestTags_RandomOrders(t *testing.T) {
 	t.Parallel()
+	losses := func(t *testing.T, look redis.UniversalClient, ns string, _ int) {
+		for _, key := range keysOf(t, look, ns, "") {
+			if rand.IntN(20) == 0 {
+				redistest.Must(t, look.Del(t.Context(), key).Err())
+			}
+		}
+	}
 	for name, disturb := range map[string]func(t *testing.T, look redis.UniversalClient, ns string, step int){
 		"undisturbed": func(*testing.T, redis.UniversalClient, string, int) {},
-		"losses": func(t *testing.T, look redis.UniversalClient, ns string, _ int) {
-			for _, key := range keysOf(t, look, ns, "") {
-				if rand.IntN(20) == 0 {
-					redistest.Must(t, look.Del(t.Context(), key).Err())
-				}
-			}
-		},
+		"losses":      losses,
 		// With Near; the records of what was deleted are lost as well.
 		"near, losses": func(t *testing.T, look redis.UniversalClient, ns string, step int) {
 			if step%10 == 5 {
 				redistest.Must(t, look.Del(t.Context(), ns+":log").Err())
 			}
-			for _, key := range keysOf(t, look, ns, "") {
-				if rand.IntN(20) == 0 {
-					redistest.Must(t, look.Del(t.Context(), key).Err())
-				}
-			}
+			losses(t, look, ns, step)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

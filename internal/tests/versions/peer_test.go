@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -14,6 +15,8 @@ import (
 )
 
 // This file is compiled in the tree of the old version, too: it must do with what both have.
+
+func TestMain(m *testing.M) { redistest.Ring(m) }
 
 // The role "peer" is a process of a service. Its arguments are the address of Redis and a namespace;
 // with a third one it has Near. Loads go on until a line says how they end.
