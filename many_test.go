@@ -542,10 +542,10 @@ func TestLoadMany(t *testing.T) {
 func TestGetOrLoadMany_SlowNeighbour(t *testing.T) {
 	for name, at := range map[string]struct {
 		stale time.Duration
-		s     manySource
+		s     *manySource
 	}{
-		"its load fails":     {0, manySource{takes: time.Second, err: cachetest.ErrSource}},
-		"StaleAfter is over": {time.Second, manySource{takes: 20 * time.Second}},
+		"its load fails":     {0, &manySource{takes: time.Second, err: cachetest.ErrSource}},
+		"StaleAfter is over": {time.Second, &manySource{takes: 20 * time.Second}},
 	} {
 		cachetest.RunInBubble(t, name, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 			o := cachetest.StaleOptions(0, 5*time.Second)
