@@ -1,10 +1,14 @@
 package cache_test
 
 import (
+	"context"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -94,6 +98,93 @@ func TestServer_RestartsFromItsLog(t *testing.T) {
 	a.WantStat("Stored", 1)
 	if n := a.Stats(); n.Fenced+n.LocksLost+n.LoadsUnlocked != 0 {
 		t.Errorf("Stats are %+v", n)
+	}
+}
+
+// The commands that a frozen server has in its sockets take nothing when it goes on, however long their
+// callers have been gone.
+//
+//fault:long-freeze
+func TestServer_FrozenTakesNothing(t *testing.T) {
+	for _, bounded := range []bool{true, false} {
+		t.Run(fmt.Sprintf("ContextTimeoutEnabled %t", bounded), func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			const keys, ttl = 4, 600 * time.Millisecond
+			a, b := newPair(t, s.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = bounded }), s.Client(t), cachetest.Impatient, lockTTL(ttl))
+			var idle sync.WaitGroup
+			for n := range 2 * keys { // connections
+				idle.Go(func() { a.WantValue(fmt.Sprint("warm", n)) })
+			}
+			idle.Wait()
+			loads := a.Loads.Load()
+			s.Freeze()
+			frozen := time.Now()
+			var calls sync.WaitGroup
+			for n := range keys {
+				calls.Go(func() { a.WantValue(fmt.Sprint("k", n)) })
+			}
+			calls.Wait()
+			a.WantLoads(loads + keys)
+			redistest.Await(t, "the locks of the callers would have ended", func() bool { return time.Since(frozen) > 3*ttl })
+			if a.Stats().LoadsUnlocked < keys {
+				t.Error("the callers have not given up")
+			}
+			s.Thaw()
+			waits := b.Stats().Waits
+			for n := range keys {
+				b.MustLoad(fmt.Sprint("k", n))
+			}
+			b.WantStat("Waits", waits) // no call waits for another
+		})
+	}
+}
+
+// A call waits for a server that falls silent until the breaker opens, and from then on for loads only, whatever it
+// was waiting for then.
+//
+//fault:frozen-for-many-caches
+func TestServer_SilentForAnyCall(t *testing.T) {
+	const timeout, load = 500 * time.Millisecond, 2 * time.Millisecond
+	for _, bounded := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			link, plain := redistest.StartMiniLink(t)
+			o := *plain.Options()
+			o.ContextTimeoutEnabled = bounded
+			rdb := redis.NewClient(&o)
+			defer rdb.Close()
+			begun := time.Now()
+			var opened atomic.Int64
+			c, err := singlefill.New[string](rdb, "silent", time.Second, &singlefill.Options[string]{
+				RedisTimeout: timeout,
+				Trace:        &singlefill.Trace{BreakerChanged: func(open bool) { opened.CompareAndSwap(0, int64(time.Since(begun))) }},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var wg sync.WaitGroup
+			for since := time.Duration(0); since < 3*time.Second; since = time.Since(begun) {
+				link.BlackHole(since > time.Second)
+				wg.Go(func() {
+					_, err := c.GetOrLoad(t.Context(), fmt.Sprint(rand.N(100)), func(context.Context, string) (string, error) {
+						time.Sleep(load)
+						return "value", nil
+					})
+					end := time.Since(begun)
+					if at := time.Duration(opened.Load()); err != nil || at != 0 && end-max(at, since) > timeout/16+5*load {
+						t.Errorf("bounded %t: a call from %v to %v, with the breaker open since %v: %v", bounded, since, end, at, err)
+					}
+				})
+				time.Sleep(3 * time.Millisecond)
+			}
+			wg.Wait()
+			if opened.Load() == 0 {
+				t.Error("the breaker has not opened")
+			}
+			link.BlackHole(false)
+			time.Sleep(time.Minute)
+			_ = c.Close()
+		})
 	}
 }
 

@@ -197,6 +197,24 @@ func TestAcquire_ArrivesAfterGivingUp(t *testing.T) {
 	})
 }
 
+// An acquire that arrives after the lease of its second try was released takes nothing.
+//
+//fault:late-command
+func TestAcquire_ArrivesAfterRelease(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		p := behindProxy(t, k, redistest.Start(t))
+		late := p.on("acquire", redistest.HoldRequest).Times(1)
+		p.Command(t, p.s, "release")
+		got := k.Wait(t, p.through(locktest.Patient, redistest.NoRetry))
+		awaitFault(t, late)
+		p.proxy.Cut() // the second try is on another connection
+		locktest.Release(t, got())
+		p.deliver(late)
+		p.wantNothing()
+		p.wantFree()
+	})
+}
+
 // deliver delivers a late command, and waits until the server has executed it.
 func (p proxied) deliver(late *redistest.Rule) {
 	p.t.Helper()
