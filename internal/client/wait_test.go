@@ -198,33 +198,6 @@ func TestServer_Shared(t *testing.T) {
 	}
 }
 
-// A client that is no longer used is not kept alive by its server.
-func TestServer_Forgotten(t *testing.T) {
-	t.Parallel()
-	var collected atomic.Bool
-	var at clientAddr
-	func() {
-		type client struct{ redis.UniversalClient }
-		rdb := &client{}
-		runtime.AddCleanup(rdb, func(*atomic.Bool) { collected.Store(true) }, &collected)
-		s := serverOf(rdb)
-		servers.mu.Lock()
-		defer servers.mu.Unlock()
-		for a, known := range servers.of {
-			if known.Value() == s {
-				at = a
-			}
-		}
-	}()
-	redistest.Await(t, "the client and its server are forgotten", func() bool {
-		runtime.GC()
-		servers.mu.Lock()
-		defer servers.mu.Unlock()
-		_, known := servers.of[at]
-		return collected.Load() && !known
-	})
-}
-
 // A read is bounded even if OnConnect ignores its context.
 func TestBounded_OnConnect(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
