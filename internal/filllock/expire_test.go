@@ -2,16 +2,11 @@ package filllock
 
 import (
 	"encoding/binary"
-	"errors"
 	"math"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/singlefill/singlefill/internal/entry"
-	"github.com/singlefill/singlefill/internal/redistest"
-	"github.com/singlefill/singlefill/internal/wake"
 )
 
 func (b *fixture) expire() error {
@@ -107,97 +102,4 @@ func TestExpire_Garbage(t *testing.T) {
 			}
 		}
 	})
-}
-
-// expireOnce runs the script.
-func (b *fixture) expireOnce(fresh, random string) (stale int) {
-	b.t.Helper()
-	stale, err := b.admin.Eval(b.t.Context(), wake.Lua+expireLua, []string{b.Keys.Value, b.Keys.Lock}, fresh, random).Int()
-	redistest.Must(b.t, err)
-	return stale
-}
-
-// Expire that arrives twice, perhaps late, has the effect of one.
-func TestExpire_Twice(t *testing.T) {
-	t.Parallel()
-	for _, open := range []func(testing.TB) backend{openMini, openReal} {
-		now := time.Now()
-		fresh, random := entry.Stale(now)
-		data := entryUntil(now.Add(time.Hour), 0, "payload")
-		b := open(t).holding(t, state{text: data}, state{})
-		b.expireOnce(fresh, random)
-		b.wantExpired(data, now, now)
-		once, _ := b.get(b.Keys.Value)
-		b.expireOnce(fresh, random)
-		b.want(b.Keys.Value, once, 0)
-
-		// An entry that was stale before keeps its time.
-		later, random2 := entry.Stale(now.Add(time.Minute))
-		b.expireOnce(later, random2)
-		b.wantExpired(once.text, now, now)
-
-		b.set(b.Keys.Value, state{}) // Delete
-		if stale := b.expireOnce(fresh, random); stale != 0 {
-			t.Error("there was something to make stale after a Delete")
-		}
-		b.want(b.Keys.Value, state{}, 0)
-
-		newer := entryUntil(now.Add(2*time.Hour), 0, "newer")
-		b.set(b.Keys.Value, state{text: newer})
-		b.expireOnce(fresh, random)
-		b.wantExpired(newer, now, now)
-	}
-}
-
-// Expire of several pairs expires each; Expire of none does nothing.
-func TestExpire_Many(t *testing.T) {
-	t.Parallel()
-	// miniredis' pipe cannot hold a batch.
-	for _, open := range []func(testing.TB) backend{openReal, openRealWatch} {
-		f := open(t)
-		data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
-		values := []state{{text: data}, {}, {list: true}, {text: data}, {text: "garbage"}, {text: data}}
-		var fixtures []*fixture
-		var pairs []Pair
-		for _, value := range values {
-			b := f.holding(t, value, held(other))
-			fixtures, pairs = append(fixtures, b), append(pairs, Pair{b.Keys.Value, b.Keys.Lock})
-		}
-		begun := time.Now()
-		if err := errors.Join(Expire(t.Context(), fixtures[0].client, pairs), Expire(t.Context(), fixtures[0].client, nil)); err != nil {
-			t.Error(err)
-		}
-		seen := make(map[string]bool)
-		for i, b := range fixtures {
-			if values[i].text == data {
-				b.wantExpired(data, begun, time.Now())
-				got, _ := b.get(b.Keys.Value)
-				seen[got.text] = true
-			} else {
-				b.want(b.Keys.Value, state{}, 0)
-			}
-			b.want(b.Keys.Lock, state{}, 0)
-		}
-		if len(seen) != 3 {
-			t.Errorf("%d different entries of 3", len(seen))
-		}
-	}
-}
-
-// Expire that runs out of memory returns an error and changes nothing.
-func TestExpire_OutOfMemory(t *testing.T) {
-	t.Parallel()
-	for _, mutate := range [][]func(*redis.Options){nil, {asNoScripts}} {
-		s := redistest.Start(t)
-		noScripts(t, s)
-		data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
-		b := backend{s.Client(t, mutate...), s.Admin()}.holding(t, state{text: data}, held(other))
-		setMemory(t, b.admin, "1")
-		err := b.expire()
-		setMemory(t, b.admin, "0")
-		if !redis.IsOOMError(err) || len(b.failed) != 1 {
-			t.Errorf("Expire: %v, told %v, want an OOM", err, b.failed)
-		}
-		b.want(b.Keys.Value, state{text: data}, 0)
-	}
 }

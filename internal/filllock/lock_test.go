@@ -415,23 +415,6 @@ func TestGetOrLock_Age(t *testing.T) {
 	})
 }
 
-// GetOrLock locks even without scripts and without the right to ask for the time; the age is
-// unknown then.
-func TestGetOrLock_UnknownAge(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	noScripts(t, s)
-	redistest.Must(t, s.Admin().Do(t.Context(), "acl", "setuser", "noscripts", "-time").Err())
-	b := backend{s.Client(t, asNoScripts), s.Admin()}.fixture(t)
-	for _, want := range []string{Locked, Busy} {
-		r, err := b.GetOrLock(t.Context(), opTimeout, Query{Take: true})
-		if err != nil || r.Status != want || want == Busy && r.Age >= 0 {
-			t.Errorf("answered %+v, %v, want %s", r, err, want)
-		}
-		b.use(other)
-	}
-}
-
 // foreign are lock keys that me does not hold.
 var foreign = []state{
 	{}, held(other), held(other, "boom"), failed(me, "boom"), failed(other, "boom"), abandoned(me), abandoned(other),
@@ -623,16 +606,7 @@ func TestRenew_LostLock(t *testing.T) {
 // Each attempt has its own token, so that nothing done under an earlier one affects a later one.
 func TestNew_Token(t *testing.T) {
 	t.Parallel()
-	f := openMini(t)
-	b := f.fixture(t)
-	seen := make(map[string]bool)
-	for range 1000 {
-		l := New(b.client, Pair{b.Keys.Value, b.Keys.Lock}, life)
-		if len(l.token) != tokenLen || seen[l.token] {
-			t.Fatalf("token %q: %d bytes, seen before: %t", l.token, len(l.token), seen[l.token])
-		}
-		seen[l.token] = true
-	}
+	b := openMini(t).fixture(t)
 	old, now := New(b.client, Pair{b.Keys.Value, b.Keys.Lock}, life), New(b.client, Pair{b.Keys.Value, b.Keys.Lock}, life)
 	for _, l := range []*Lock{old, now} {
 		b.set(b.Keys.Lock, state{}) // the previous attempt's lock has expired
@@ -685,31 +659,6 @@ func TestRelease_OutOfMemory(t *testing.T) {
 			t.Errorf("GetOrLock = %+v, %v, in doubt %t, want an OOM", r, err, b.InDoubt)
 		}
 		setMemory(t, b.admin, "0")
-	}
-}
-
-// Without memory and scripts every command returns an error, since Redis 7 then queues nothing in a
-// transaction, not even a DEL.
-func TestWatch_OutOfMemory(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	noScripts(t, s)
-	b := backend{s.Client(t, asNoScripts), s.Admin()}.fixture(t)
-	for _, lock := range []state{{}, held(me), held(other)} {
-		b.set(b.Keys.Lock, lock)
-		setMemory(t, b.admin, "1")
-		stored, err1 := b.Store([]byte(entryA), time.Minute).Do(t.Context(), opTimeout)
-		released, err2 := b.Release(ReleaseNote{Failure: "failure", RetryAfter: time.Minute, Drop: true}).Do(t.Context(), opTimeout)
-		_, err3 := b.GetOrLock(t.Context(), time.Second, Query{Take: true})
-		setMemory(t, b.admin, "0")
-		if stored || released || (lock == held(me)) != (err1 != nil) || (lock == held(me)) != (err2 != nil) {
-			t.Errorf("with lock %+v, Store = %t, %v, Release = %t, %v", lock, stored, err1, released, err2)
-		}
-		if (lock == held(other)) != (err3 == nil) || b.InDoubt {
-			t.Errorf("with lock %+v, GetOrLock = %v, in doubt %t", lock, err3, b.InDoubt)
-		}
-		b.want(b.Keys.Lock, lock, 0)
-		b.want(b.Keys.Value, state{}, 0)
 	}
 }
 

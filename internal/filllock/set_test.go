@@ -2,7 +2,6 @@ package filllock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -47,38 +46,6 @@ func (b *fixture) wantSet(i int, done bool) {
 	}
 	b.want(b.Keys.Value, state{text: fmt.Sprint("entry ", i)}, lifeOf(i))
 	b.want(b.Keys.Lock, state{}, 0)
-}
-
-// SetMany stores each entry under its key, with its own life, whatever is there, and removes each
-// lock. With scripts that takes one round trip.
-func TestSetMany_States(t *testing.T) {
-	t.Parallel()
-	eachBackend(t, func(t *testing.T, f backend) {
-		values := []state{{}, {text: entryA}, {list: true}, {text: "garbage", forever: true}}
-		locks := []state{{}, held(other), failed(other, "boom"), abandoned(other)}
-		all := f.fixtures(t, len(values)*len(locks))
-		for i, b := range all {
-			b.set(b.Keys.Value, values[i%len(values)])
-			b.set(b.Keys.Lock, locks[i/len(values)])
-		}
-		var trips []int // how many commands each of them has
-		f.rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
-			if name := cmds[0].Name(); len(cmds) > 1 && (name == "eval" || name == "multi") {
-				trips = append(trips, len(cmds))
-			}
-			return nil
-		}))
-		errs, err := SetMany(t.Context(), all[0].client, setsOf(all))
-		if err != nil || len(errs) != len(all) || errors.Join(errs...) != nil {
-			t.Errorf("SetMany = %v, %v", errs, err)
-		}
-		for i, b := range all {
-			b.wantSet(i, true)
-		}
-		if want := []int{len(all)}; !strings.Contains(t.Name(), "without_scripts") && !slices.Equal(trips, want) {
-			t.Errorf("pipelines of %v commands, want %v", trips, want)
-		}
-	})
 }
 
 // Sets that the server refuses have their errors, and the others are done, with scripts and without.

@@ -1,19 +1,13 @@
 package filllock
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"math"
-	"math/rand/v2"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -149,178 +143,6 @@ func TestWatch_ExpireInterference(t *testing.T) {
 			}
 		}
 	}
-}
-
-// Scripts and transactions, on both servers, give the same answers and leave the same state,
-// whatever the keys hold.
-func TestWatch_AgreesWithScripts(t *testing.T) {
-	t.Parallel()
-	backends := []backend{openReal(t), openRealWatch(t), openMini(t), openMiniWatch(t)}
-	names := []string{"real", "real without scripts", "mini", "mini without scripts"}
-	rounds := 300
-	if testing.Short() {
-		rounds = 100
-	}
-	seed := uint64(time.Now().UnixNano())
-	rnd := rand.New(rand.NewPCG(seed, 0))
-	for round := range rounds {
-		c := randomCase(rnd)
-		var first string
-		for i, f := range backends {
-			b := f.holding(t, c.value, c.lock)
-			got := c.run(b)
-			if i == 0 {
-				first = got
-			} else if got != first {
-				t.Fatalf("seed %d, round %d: %+v\n%s: %s\n%s: %s", seed, round, c, names[0], first, names[i], got)
-			}
-		}
-	}
-}
-
-// A parityCase is a pair of keys and several commands of several attempts.
-type parityCase struct {
-	value, lock state
-	acts        []parityAct
-}
-
-type parityAct struct {
-	op                   string
-	token                string
-	known, awaited, text string // known "*" is the header of the value
-	purpose              string
-	retry, remember      time.Duration
-	take, drop           bool
-}
-
-func randomCase(rnd *rand.Rand) parityCase {
-	pick := func(from ...string) string { return from[rnd.IntN(len(from))] }
-	tokens := []string{me, other, third}
-	c := parityCase{}
-	switch rnd.IntN(8) {
-	case 0:
-		c.value = state{text: pick(entryA, entryB)}
-	case 4, 5:
-		c.value = state{text: pick(entryPast, entryFuture, entryPast[:34], entryFuture[:35])}
-	case 1:
-		c.value = state{text: pick("g", "garbage", entryA[:34], entryA[:35], "\x00\xff\r\n")}
-	case 2:
-		c.value = state{empty: true}
-	case 3:
-		c.value = state{list: true}
-	}
-	switch rnd.IntN(4) {
-	case 0, 1:
-		c.lock = state{text: pick("H", "H", "F", "X") + pick(tokens...)}
-		if c.lock.text[0] != 'X' {
-			c.lock.text += pick(stamp, stamp, "another stamp!!!", noRetry, failedUntil(left, me).text[27:], failedUntil(life, me).text[27:], failedUntil(-time.Minute, me).text[27:])
-		}
-		c.lock.text += pick("", "", "T"+failedUntil(left, me).text[27:], "T"+failedUntil(-time.Minute, me).text[27:], "T12", "Tanother stamp!!!")
-		c.lock.text += pick("", "", "failure", "E", "\x00\xff failure")
-	case 2:
-		c.lock = state{text: pick("garbage", "F", "X"+me[:25], "h"+me+stamp, "\x00", "H", "Hello", "H"+strings.Repeat("z", 26), "Z"+me+"failure", "Free", "Fx")}
-		if rnd.IntN(3) == 0 {
-			c.lock = [...]state{{empty: true}, {list: true}}[rnd.IntN(2)]
-		}
-	}
-	if c.lock != (state{}) && rnd.IntN(4) == 0 {
-		c.lock.forever = true
-	}
-	for range 1 + rnd.IntN(5) {
-		c.acts = append(c.acts, parityAct{
-			op: pick("lock", "lock", "lock", "store", "release", "release", "abandon", "renew", "expire"), token: pick(tokens...),
-			known: pick("", "", entryA[:35], "garbage", "g", "*", "*", "*"), awaited: pick("", "", me, other, third),
-			purpose: pick(Unusable, Fallback, Served), text: pick("", "failure", "\xff\x00"),
-			retry:    [...]time.Duration{0, 0, left, 2 * life, math.MaxInt64}[rnd.IntN(5)],
-			remember: [...]time.Duration{0, 0, left, 2 * life, math.MaxInt64}[rnd.IntN(5)],
-			take:     rnd.IntN(3) > 0, drop: rnd.IntN(4) == 0,
-		})
-	}
-	return c
-}
-
-// run runs the commands, and describes each answer and the state after it.
-func (c parityCase) run(b *fixture) (told string) {
-	ctx := context.Background()
-	stamps := map[string]string{me: stamp, other: stamp, third: stamp}
-	for _, a := range c.acts {
-		b.use(a.token)
-		b.stamp = stamps[a.token]
-		var answer any
-		var err error
-		switch a.op {
-		case "lock":
-			if a.known == "*" {
-				s, _ := b.get(b.Keys.Value)
-				a.known = entry.Header(s.text)
-			}
-			var r Reply
-			r, err = b.GetOrLock(ctx, 5*time.Second, Query{Known: a.known, Awaited: a.awaited, Take: a.take, For: a.purpose})
-			r.Left, r.Age = about(r.Left), about(min(r.Age, time.Hour)) // an unknown age differs
-			r.Text, r.Kept = sameEntry(r.Text), 0                       // which only scripts tell
-			if r.Status == Locked {
-				r.Text, stamps[a.token] = "", b.stamp
-			}
-			answer = r
-		case "release":
-			note := ReleaseNote{Failure: a.text, RetryAfter: a.retry, Drop: a.drop}
-			if a.text != "" {
-				note.Remember = a.remember
-			}
-			answer, err = b.Release(note).Do(ctx, opTimeout)
-		case "expire":
-			err = b.expire()
-		default:
-			answer, err = acts[a.op](ctx, b.Lock)
-		}
-		value, valueTTL := b.get(b.Keys.Value)
-		value.text = sameEntry(value.text)
-		lock, lockTTL := b.get(b.Keys.Lock)
-		lock.text = sameMark(lock.text)
-		told += fmt.Sprintf("\n  %s by %.2s: %v, %v; value %+v for %v, lock %+v for %v", a.op, a.token, answer, err,
-			value, about(valueTTL), lock, about(lockTTL))
-	}
-	return told
-}
-
-// Entries that were fresh until long ago, and will be until much later.
-var (
-	entryPast   = entryUntil(time.UnixMilli(1e12), 0, "payload")
-	entryFuture = entryUntil(time.UnixMilli(9e12), 1, "")
-)
-
-// about rounds a time so that it is equal in each run.
-func about(d time.Duration) time.Duration { return (d - 1).Round(20 * time.Second) }
-
-// sameEntry removes from an entry what differs between two calls of Expire.
-func sameEntry(s string) string {
-	if e, err := entry.Parse([]byte(s)); err != nil || !e.Expired {
-		return s
-	} else if time.Since(e.FreshUntil) < time.Hour {
-		s = s[:3] + "just now" + s[11:]
-	}
-	return s[:27] + s[35:]
-}
-
-// sameMark removes from a failure record what differs between runs.
-func sameMark(s string) string {
-	state, token, retry, failure := splitRecord(s)
-	if until := rememberedUntil(&failure); !until.IsZero() {
-		s = strings.TrimSuffix(s, failure)[:1+tokenLen+stampLen] + "T" + aboutTime(fmt.Sprint(until.UnixMicro())) + failure
-	}
-	if state != "F" {
-		return s
-	}
-	return state + token + aboutTime(retry) + s[1+tokenLen+stampLen:]
-}
-
-// aboutTime rounds a time near to now so that it is equal in each run.
-func aboutTime(micros string) string {
-	at, err := strconv.ParseInt(micros, 10, 64)
-	if rest := time.Until(time.UnixMicro(at)); err == nil && rest > -24*time.Hour && rest < 24*time.Hour {
-		return fmt.Sprint(about(rest))
-	}
-	return micros
 }
 
 // A transaction of an attempt that has been abandoned takes nothing, whatever it has found under the lock.
