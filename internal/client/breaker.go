@@ -155,7 +155,7 @@ func yieldToReaders() {
 // A failure counts at once only if its command was sent after the last answer. Commands share a
 // limit and fail together; an answer after they were sent proves more than they do. A failure that
 // is noticed much later than RedisTimeout does not count either: this process was held up. See
-// TestBreaker_VolleyAroundAnAnswer, TestBreaker_HeldUpProcess.
+// TestBreaker_AfterTheLastAnswer, TestBreaker_HeldUpProcess.
 func (c *Client) noteFailure(call call, err error) bool {
 	n := call.node
 	if c.stalled(time.Since(call.sent)) {

@@ -16,58 +16,6 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// Failures of commands that were sent before an answer do not open the breaker, however many.
-func TestBreaker_VolleyAroundAnAnswer(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		w := watch(t, mute(t), timeout)
-		w.node.limit.half = nil // failures are counted here, not pings
-		for range 10 {
-			var wg sync.WaitGroup
-			for range 4 * Limit {
-				wg.Go(func() { _ = w.get(t.Context()) }) // fails after timeout
-			}
-			time.Sleep(timeout / 2)
-			_ = w.do(nil)
-			wg.Wait()
-			if w.AnyAway() {
-				t.Fatal("open, although the server has answered half of the time ago")
-			}
-			// Nor do failures of commands sent after it, as long as the silence is shorter than a
-			// command may take.
-			for range 2 * Limit {
-				_ = w.do(errLost)
-			}
-			if w.AnyAway() {
-				t.Fatal("open after less silence than a command may take")
-			}
-			_ = w.do(nil)
-		}
-		var wg sync.WaitGroup
-		for range Limit {
-			wg.Go(func() { _ = w.get(t.Context()) })
-		}
-		time.Sleep(timeout / 2)
-		_ = w.do(nil)
-		for range Limit - 2 {
-			_ = w.do(errLost)
-		}
-		wg.Wait()
-		time.Sleep(timeout)
-		_ = w.do(errLost)
-		if w.AnyAway() {
-			t.Fatal("open after one failure less than it takes, and those from before the answer")
-		}
-		_ = w.do(nil)
-		for range Limit {
-			wg.Go(func() { _ = w.get(t.Context()) })
-		}
-		wg.Wait()
-		if !w.AnyAway() {
-			t.Error("closed after a volley with no answer")
-		}
-	})
-}
-
 // Failures that end much later than possible do not open the breaker: this process was stalled.
 func TestBreaker_HeldUpProcess(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
