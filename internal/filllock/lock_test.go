@@ -623,45 +623,6 @@ func setMemory(t testing.TB, admin *redis.Client, limit string) {
 	redistest.Must(t, admin.ConfigSet(context.Background(), "maxmemory", limit).Err())
 }
 
-// Release succeeds without memory: it cannot leave a note then, but it releases the lock and drops
-// the value.
-func TestRelease_OutOfMemory(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	f := backend{s.Client(t), s.Admin()}
-	for _, v := range notes() {
-		b := f.fixture(t)
-		b.set(b.Keys.Lock, held(me))
-		setMemory(t, b.admin, "1")
-		b.does("renew", true)
-		if ok, err := b.Store([]byte(entryA), time.Minute).Do(t.Context(), opTimeout); ok || !redis.IsOOMError(err) {
-			t.Errorf("Store = %t, %v, want an OOM", ok, err)
-		}
-		b.want(b.Keys.Lock, held(me), life)
-		b.want(b.Keys.Value, state{}, 0)
-		setMemory(t, b.admin, "0")
-		b.set(b.Keys.Value, state{text: entryA})
-		setMemory(t, b.admin, "1")
-		if ok, err := b.Release(v).Do(t.Context(), opTimeout); !ok || err != nil {
-			t.Errorf("Release with %+v = %t, %v", v, ok, err)
-		}
-		if v.Drop { // the memory that this freed may be enough for the note
-			b.want(b.Keys.Value, state{}, 0)
-			if got, _ := b.get(b.Keys.Lock); strings.HasPrefix(got.text, "H") {
-				t.Errorf("Release with %+v has left %+v", v, got)
-			}
-			b.set(b.Keys.Lock, state{})
-		} else {
-			b.want(b.Keys.Value, state{text: entryA}, 0)
-			b.want(b.Keys.Lock, state{}, 0)
-		}
-		if r, err := b.GetOrLock(t.Context(), time.Second, Query{Known: entryA[:35], Take: true}); !redis.IsOOMError(err) || b.InDoubt {
-			t.Errorf("GetOrLock = %+v, %v, in doubt %t, want an OOM", r, err, b.InDoubt)
-		}
-		setMemory(t, b.admin, "0")
-	}
-}
-
 // An attempt with an unanswered command stays in doubt, whatever later commands answer.
 func TestGetOrLock_StaysInDoubt(t *testing.T) {
 	t.Parallel()
