@@ -12,7 +12,7 @@ import (
 //
 // The range of load times is a quasi-range, not a running mean. With loads of ±30 % both are
 // equally good. After one odd load, a mean makes the waiters of the next six loads late. See
-// TestWait_OneOddLoad.
+// TestTimes_Estimate.
 //
 // The last duration alone costs a waiter with wake-ups 1.3 to 4.6 commands more; without wake-ups the
 // range is the only thing that spares the server the polls of a long load.

@@ -107,7 +107,7 @@ func (w *Wait) Listen(reply filllock.Reply, ears []*Ear) {
 //
 // A waiter pauses for at least twice the time its last command took. A slow reply thus makes the
 // wait longer, but the reply time is all that a waiter can know of thousands of others, and it keeps
-// the queue of the server short. See TestWait_SlowServer and TestWait_OneSlowCommand.
+// the queue of the server short. See TestWait_SlowServer.
 func (w *Wait) Pause(reply filllock.Reply, ears []*Ear) time.Duration {
 	d := max(w.expected.pause(reply.Age), MinPause)
 	d = max(min(d, MaxPause), crowd*w.quick)

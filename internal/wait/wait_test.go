@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -74,41 +72,6 @@ func part(d time.Duration, of int) time.Duration {
 	return min(max(d*5/4/time.Duration(of), shortest), longest)
 }
 
-// A waiter forgets one load that was like no other.
-//
-// It may be the first load of a process, or a load on a busy machine.
-func TestWait_OneOddLoad(t *testing.T) {
-	const length, loads = 1370 * time.Millisecond, 10
-	keys := map[string]func(i int) string{
-		"one key":  func(int) string { return "k" },
-		"new keys": func(i int) string { return fmt.Sprint("k", i) },
-	}
-	for name, key := range keys {
-		for _, odd := range []time.Duration{6 * time.Microsecond, length / 10, length * 3 / 2, 7 * length} {
-			for at := range loads {
-				t.Run(fmt.Sprint(name, ", load ", at, " takes ", odd), func(t *testing.T) {
-					inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-						for i := range max(5, at+1) {
-							took := length
-							if i == at {
-								took = odd
-							}
-							cachetest.GoGet(t.Context(), w.here, key(i), cachetest.Takes(took, "v", nil)).Want(t, "v")
-							w.m.Del(w.ns + ":{" + key(i) + "}")
-						}
-						for i := range 3 {
-							late, polls := w.waits(key(loads+i), length)
-							if late > shortest || polls > 22 {
-								t.Errorf("waits %v longer, and asks %d times; want at most %v and 22", late, polls, shortest)
-							}
-						}
-					})
-				})
-			}
-		}
-	}
-}
-
 // A process that has seen no load learns from the old entry how long a load takes.
 func TestWait_LoadTimeFromTheOldEntry(t *testing.T) {
 	opts := singlefill.Options[string]{StaleIfError: time.Hour, Jitter: -1, EarlyRefresh: -1}
@@ -137,32 +100,6 @@ func TestWait_LateWaiter(t *testing.T) {
 			t.Errorf("asks %d times in the last 5s, want %d at most", w.wait.Polls, most)
 		}
 	})
-}
-
-// A waiter for loads that vary notices their end within a part of their time. A waiter for loads of all
-// lengths expects none, and does no worse than a waiter that knows nothing.
-func TestWait_VaryingLoads(t *testing.T) {
-	const ms = time.Millisecond
-	for what, c := range map[string]struct {
-		lengths []time.Duration
-		most    func(length time.Duration) (late time.Duration)
-	}{
-		"about a second": {[]time.Duration{700 * ms, 1000 * ms, 1300 * ms, 900 * ms, 1100 * ms},
-			func(length time.Duration) time.Duration { return length * 15 / 100 }},
-		"all lengths": {[]time.Duration{100 * ms, 1000 * ms, 300 * ms, 3000 * ms},
-			func(length time.Duration) time.Duration { return part(length, 5) }},
-	} {
-		t.Run(what, func(t *testing.T) {
-			inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-				for i := range 50 {
-					length := c.lengths[i%len(c.lengths)]
-					if late, _ := w.waits("k", length); i >= 2*len(c.lengths) && late > c.most(length) {
-						t.Errorf("load of %v: waits %v longer, want %v at most", length, late, c.most(length))
-					}
-				}
-			})
-		})
-	}
 }
 
 // A wrong estimate costs one pause at most, also of a load that fails sooner than others end.
@@ -221,27 +158,6 @@ func TestWait_SlowServer(t *testing.T) {
 	})
 }
 
-// One slow command alone does not make a waiter poll less.
-func TestWait_OneSlowCommand(t *testing.T) {
-	const length, slow = 1370 * time.Millisecond, 500 * time.Millisecond
-	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-		w.waits("k", length)
-		var commands atomic.Int64
-		w.rdb.AddHook(cachetest.Before(func(redis.Cmder) error {
-			if commands.Add(1) == 3 { // after the first look and the first question
-				time.Sleep(slow)
-			}
-			return nil
-		}))
-		for range 10 {
-			commands.Store(0)
-			if late, polls := w.waits("k", length); late > shortest || polls < 4 {
-				t.Errorf("waits %v longer, and asks %d times", late, polls)
-			}
-		}
-	})
-}
-
 // A waiter polls a lock of an impossible age rarely, and takes it when it ends.
 //
 // A lock's age is the difference of two times of a clock that may have been set, or may be another
@@ -266,29 +182,6 @@ func TestWait_LockOfImpossibleAge(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A waiter does not sleep past the end of the holder's lock, however rarely it polls by then.
-func TestWait_EndOfTheHoldersLock(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		const life, keys = 10 * time.Second, 20
-		ns := redistest.Namespace(t)
-		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-		begun := time.Now()
-		var calls []*cachetest.Call[string]
-		for k := range keys {
-			key := fmt.Sprint(k)
-			dead := "H" + strings.Repeat("T", 26) + fmt.Sprintf("%016d", k)
-			redistest.Must(t, rdb.Set(t.Context(), ns+":{"+key+"}:lock", dead, life).Err())
-			calls = append(calls, cachetest.GoGet(t.Context(), c, key, cachetest.Gives("v")))
-		}
-		for _, a := range calls {
-			a.Want(t, "v")
-		}
-		if d := time.Since(begun); d < life || d > life+6*time.Millisecond {
-			t.Errorf("the last of %d keys was loaded after %v, want %v and at most 6ms", keys, d, life)
-		}
-	})
 }
 
 // A waiter polls every 250 ms at least.
