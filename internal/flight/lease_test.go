@@ -4,14 +4,12 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
-	"time"
 )
 
 // A landlord grants leases when its test lets it.
 type landlord struct {
 	asked, given, back, stopped int
 	let                         chan struct{}
-	slow                        bool // the answer takes a second
 	stubborn                    bool // a wait goes on when its context has ended
 	aborting                    chan struct{}
 }
@@ -23,9 +21,6 @@ func (l *landlord) Aborting() <-chan struct{} { return l.aborting }
 
 func (l *landlord) Lease(ctx context.Context, wait bool) (release func(), ok bool) {
 	l.asked++
-	if l.slow {
-		time.Sleep(time.Second)
-	}
 	switch {
 	case !wait:
 		return func() { l.back++ }, true
@@ -141,27 +136,6 @@ func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
 		}
 		first.Release()
 		wantFree(t, p, 3)
-	})
-}
-
-// A fill that waits for a lease acquires no second one, also where slots have no limit.
-func TestSlots_TryLeaseFromTheQueue(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		p, l := leased(0)
-		s := newSlot(p)
-		queue(s)
-		synctest.Wait()
-		if s.TryLease(t.Context()) {
-			t.Error("a second lease")
-		}
-		l.let <- struct{}{}
-		synctest.Wait()
-		if !s.Held() {
-			t.Error("the fill has no slot")
-		}
-		if s.Release(); l.given != 1 || l.back != 1 {
-			t.Errorf("%d leases given, %d given back, want 1", l.given, l.back)
-		}
 	})
 }
 

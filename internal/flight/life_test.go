@@ -1,10 +1,7 @@
 package flight
 
 import (
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 )
 
 // A refresh is a fill that callers may join; a key has one at most, and none while it has another
@@ -34,31 +31,5 @@ func TestFills_Refresh(t *testing.T) {
 	g.Drain()
 	if len(begun) > 0 {
 		t.Error("a refresh begins although the key has a fill")
-	}
-}
-
-// A refresh that ends because no caller wants it rests from the moment at which another may begin.
-func TestFills_RestOfDeserted(t *testing.T) {
-	t.Parallel()
-	for range 100 {
-		g := newFills()
-		var refreshes atomic.Int64
-		var readers sync.WaitGroup
-		for range 8 {
-			readers.Go(func() {
-				for range 100 {
-					g.Refresh([]string{"k"}, []string{"e"}, starts(g, func(f *Fill[string], _ *Load, over func()) {
-						defer over()
-						refreshes.Add(1)
-						g.EndIfDeserted(f, time.Hour)
-					}))
-				}
-			})
-		}
-		readers.Wait()
-		g.Drain()
-		if n := refreshes.Load(); n != 1 {
-			t.Fatalf("%d refreshes of one entry, want 1", n)
-		}
 	}
 }

@@ -117,18 +117,6 @@ func from(begin time.Duration, held bool, err error) func(time.Duration) (bool, 
 	}
 }
 
-// Keep renews the lease at a third of its life, until it is stopped.
-func TestKeep_RenewsAtAThird(t *testing.T) {
-	t.Parallel()
-	inBubble(t, nil, func(t *testing.T, k *keptLease) {
-		time.Sleep(7 * time.Second)
-		k.stop()
-		<-k.ended
-		time.Sleep(10 * ttl)
-		k.want(t, nil, 7*time.Second, third, 2*third, 3*third)
-	})
-}
-
 // A life is counted from when the command was sent: a slow reply is part of the life that it
 // prolonged.
 func TestKeep_LifeBeginsWhenSent(t *testing.T) {
@@ -158,26 +146,6 @@ func TestKeep_Gone(t *testing.T) {
 	inBubbleBy(t, Lease.Keep, nudge, func(t *testing.T, k *keptLease) { k.want(t, ErrGone, 500*time.Millisecond, 500*time.Millisecond) })
 	inBubbleBy(t, Lease.Keep, func(k *keptLease) { nudge(k); k.Margin = 0 },
 		func(t *testing.T, k *keptLease) { k.want(t, ErrGone, 500*time.Millisecond, 500*time.Millisecond) })
-}
-
-// Any number of nudges causes few renewals.
-func TestKeep_ManyNudges(t *testing.T) {
-	t.Parallel()
-	var nudge chan struct{} // made in the bubble
-	inBubbleBy(t, Lease.Keep, func(k *keptLease) { nudge = make(chan struct{}, 1); k.Nudge = nudge }, func(t *testing.T, k *keptLease) {
-		for range 1000 {
-			select {
-			case nudge <- struct{}{}:
-			default:
-			}
-			time.Sleep(time.Millisecond)
-		}
-		k.stop()
-		<-k.ended
-		if n := len(k.tries); n < 5 || n > 10 || k.why != nil {
-			t.Errorf("%d renewals in a second of nudges, ended by %v", n, k.why)
-		}
-	})
 }
 
 // Keep retries after errors for as long as the lease may be held.
@@ -210,45 +178,11 @@ func TestKeep_TransientErrors(t *testing.T) {
 	})
 }
 
-// Keep gives a lease up before its end, also in the middle of a try that is not answered.
-func TestKeep_SilentServer(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(k *keptLease) {
-		k.Renew = func(ctx context.Context) (bool, error) {
-			k.tries = append(k.tries, time.Since(k.Taken))
-			if len(k.tries) == 1 {
-				return true, nil
-			}
-			<-ctx.Done()
-			return false, ctx.Err()
-		}
-	}, func(t *testing.T, k *keptLease) { k.want(t, ErrNotRenewed, third+ttl-margin, third, 2*third) })
-}
-
 // A process that slept through the end of its lease learns it without asking.
 func TestKeep_SleptThroughTheEnd(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(k *keptLease) { k.Taken = k.Taken.Add(-2 * ttl) },
 		func(t *testing.T, k *keptLease) { k.want(t, ErrNotRenewed, 2*ttl) })
-}
-
-// Keep renews until MaxHold is over, and returns ErrMaxHold when the lease has ended then.
-func TestKeep_MaxHold(t *testing.T) {
-	t.Parallel()
-	for maxHold, lost := range map[time.Duration]time.Duration{
-		time.Millisecond: ttl - margin, // it has been granted for that long
-		third - 1:        ttl - margin,
-		third:            third + ttl - margin,
-		time.Minute:      time.Minute + ttl - margin,
-	} {
-		inBubble(t, func(k *keptLease) { k.MaxHold = maxHold }, func(t *testing.T, k *keptLease) {
-			var want []time.Duration
-			for at := third; at <= maxHold; at += third {
-				want = append(want, at)
-			}
-			k.want(t, ErrMaxHold, lost, want...)
-		})
-	}
 }
 
 // A lease that is released during its last renewal is not lost.

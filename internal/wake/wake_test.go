@@ -303,16 +303,6 @@ func TestListener_Missed(t *testing.T) {
 	})
 }
 
-// A client of the user's that cannot subscribe is left alone.
-func TestListener_NoWayToListen(t *testing.T) {
-	t.Parallel()
-	e := listen(t, wake.New(struct{ redis.UniversalClient }{}), "a")
-	redistest.Await(t, "it has been tried", func() bool {
-		e.Missed(time.Now()) // harmless
-		return !e.complete()
-	})
-}
-
 func inBubble(t *testing.T, run func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client)) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
