@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -262,70 +261,6 @@ func TestNewFairMutex_LongOutage(t *testing.T) {
 				t.Error("it is still in the queue")
 			}
 			mustRelease(t, lease)
-		})
-	}
-}
-
-// Whatever keys are lost, to an eviction or by hand, no waiter waits for ever, and a holder that
-// another one has joined learns it.
-//
-//fault:foreign-key
-func TestNewFairMutex_LostKeys(t *testing.T) {
-	t.Parallel()
-	for _, keys := range [][]string{
-		{queueKey}, {aliveKey}, {lockKey}, {fenceKey}, {queueKey, aliveKey},
-		{lockKey, aliveKey}, {lockKey, queueKey}, {lockKey, queueKey, aliveKey, fenceKey},
-	} {
-		runInBubble(t, strings.Join(keys, " "), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-			const n = 12
-			l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
-			var inside, lostLeases atomic.Int32
-			var wg sync.WaitGroup
-			for who := range n {
-				wg.Go(func() {
-					lease, err := l.Acquire(t.Context())
-					if err != nil {
-						t.Error(who, err)
-						return
-					}
-					if n := inside.Add(1); n > 1 && !slices.Contains(keys, lockKey) {
-						t.Errorf("%d hold it", n)
-					}
-					select {
-					case <-lease.Context().Done():
-					case <-time.After(300 * time.Millisecond):
-					}
-					inside.Add(-1)
-					if err := lease.Release(t.Context()); errors.Is(err, lock.ErrLost) {
-						lostLeases.Add(1)
-					} else if err != nil {
-						t.Error(who, err)
-					}
-				})
-			}
-			done := make(chan struct{})
-			go func() { wg.Wait(); close(done) }()
-			lost := 0
-			for over := false; !over; {
-				select {
-				case <-done:
-					over = true
-				case <-time.After(430 * time.Millisecond):
-					for _, key := range keys {
-						if m.Del(key) && key == lockKey {
-							lost++
-						}
-					}
-				}
-			}
-			// A holder whose lock was lost during its release may not have known.
-			if n := int(lostLeases.Load()); n > lost || n < lost/2 {
-				t.Errorf("%d leases were lost, %d holders know it", lost, n)
-			}
-			synctest.Wait()
-			if keys := leftKeys(m); len(keys) != 0 {
-				t.Errorf("%v are left", keys)
-			}
 		})
 	}
 }

@@ -233,3 +233,22 @@ func scriptArgs(command []string) []string {
 	keys, _ := strconv.Atoi(command[2])
 	return command[3+keys:]
 }
+
+// token returns a token as long as the token of an attempt.
+func token(who string) string { return strings.Repeat(who, 26) }
+
+// takeFor takes the lock for a process that dies at once.
+func takeFor(t testing.TB, rdb *redis.Client, kind, name string) {
+	t.Helper()
+	mortal := redis.NewClient(rdb.Options())
+	mustAcquire(t, newLocker(t, kind, mortal, name, nil))
+	_ = mortal.Close()
+}
+
+// learn makes the server know all scripts, so that each later step is one command.
+func learn(t testing.TB, rdb *redis.Client) {
+	t.Helper()
+	for text := range opOfText {
+		redistest.Must(t, rdb.ScriptLoad(t.Context(), text).Err())
+	}
+}

@@ -2,8 +2,6 @@ package lock
 
 import (
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -22,11 +20,6 @@ func strangeNames() []string {
 	}, strings.Repeat("k", 64<<10), strings.Repeat("}", 64<<10), strings.Repeat("{", 64<<10))
 }
 
-// all returns the keys of a name.
-func (k keys) all() []string {
-	return []string{k.lock, k.fence, k.ended, k.reservation, k.waiting, k.queue, k.alive, k.details}
-}
-
 // The keys of a name are named as documented.
 func TestKeys_Names(t *testing.T) {
 	t.Parallel()
@@ -38,56 +31,9 @@ func TestKeys_Names(t *testing.T) {
 			t.Errorf("the lock of %q is named %q, want %q", name, k.lock, want+":lock")
 		}
 		for i, suffix := range []string{"", ":fence", ":ended", ":next", ":waiting", ":queue", ":alive", ":details"} {
-			if got := k.all()[i]; got != want+":lock"+suffix {
+			if got := k.names()[i]; got != want+":lock"+suffix {
 				t.Errorf("a key of %q is named %q, want %q", name, got, want+":lock"+suffix)
 			}
-		}
-	}
-}
-
-// checkKeys returns an error if two names share a key, or two keys of a name are the same.
-func checkKeys(a, b string) error {
-	of := make(map[string]string)
-	for _, name := range []string{a, b} {
-		for i, key := range keysOf(name).all() {
-			me := fmt.Sprint(i, " of ", name)
-			if other, taken := of[key]; taken && (other != me) {
-				return fmt.Errorf("%q is key %s and key %s", key, other, me)
-			}
-			of[key] = me
-			if key[0] != '{' {
-				return fmt.Errorf("%q could be a cache's", key)
-			}
-		}
-	}
-	return nil
-}
-
-// No two names share a key. Nor does a name share one with a cache: its keys begin with a brace, which
-// no namespace may have.
-//
-//fault:two-names
-func TestKeys_NotShared(t *testing.T) {
-	t.Parallel()
-	names := strangeNames()
-	names = names[:len(names)-3] // the long ones are like others
-	for _, a := range names {
-		for _, b := range names {
-			if err := checkKeys(a, b); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	random := func() string {
-		name := make([]byte, 1+rand.IntN(5))
-		for i := range name {
-			name[i] = "ab{}%25D7:lock"[rand.IntN(14)]
-		}
-		return string(name)
-	}
-	for range 10_000 {
-		if err := checkKeys(random(), random()); err != nil {
-			t.Error(err)
 		}
 	}
 }

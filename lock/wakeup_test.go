@@ -312,28 +312,3 @@ func TestWakeUp_NothingIsLeft(t *testing.T) {
 		}
 	})
 }
-
-// A waiter whose connection for wake-ups is cut listens again, and then is woken.
-//
-//fault:lost-wake-ups
-func TestWakeUp_ConnectionCut(t *testing.T) {
-	eachKind(t, func(t *testing.T, kind string) {
-		s := redistest.Start(t)
-		proxy := redistest.NewProxy(t, s.Addr)
-		name := redistest.Namespace(t)
-		lease := mustAcquire(t, newLocker(t, kind, s.Client(t), name, patient(lock.Options{})))
-		far := proxy.Client(t)
-		l := newLocker(t, kind, far, name, patient(lock.Options{}))
-		leases := make(chan *lock.Lease)
-		go func() { leases <- mustAcquire(t, l) }()
-		listens := func() bool { return len(s.Admin().PubSubShardChannels(t.Context(), "*").Val()) == 1 }
-		redistest.Await(t, "the waiter listens", listens)
-		proxy.Refuse(true)
-		proxy.Cut()
-		redistest.Await(t, "it does not listen any more", func() bool { return !listens() })
-		proxy.Refuse(false)
-		redistest.Await(t, "it listens again", listens)
-		mustRelease(t, lease)
-		mustRelease(t, <-leases)
-	})
-}
