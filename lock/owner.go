@@ -28,7 +28,7 @@ func (t *target) margin() time.Duration { return max(t.opts.TTL/20, 2*time.Milli
 // often the longer it waits; a loop that takes the lock again at once would always be quicker. A
 // line that has seen two grants to other processes reserves the next one, and then asks often. A
 // real queue would make each hand-over wait for one process. See TestAcquire_IsNotStarvedByALoop
-// and TestAcquire_DeadReservation.
+// and TestWakeUp_Reservation.
 func (t *target) reservationLife() int64 { return (t.opts.RedisTimeout + 2*maxPause).Milliseconds() }
 
 // An owner is one call of Acquire as the server knows it: by a token that is never used again, so

@@ -6,14 +6,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/locktest"
 	"github.com/singlefill/singlefill/lock"
 )
@@ -168,37 +165,6 @@ func TestRelease_NotAnswered(t *testing.T) {
 }
 
 type callKey struct{}
-
-// Release retries after the last redirection that the client follows.
-//
-//fault:last-redirection
-func TestRelease_LastRedirection(t *testing.T) {
-	for _, says := range []string{"TRYAGAIN x", "MOVED 1 127.0.0.1:1", "ASK 1 127.0.0.1:1"} {
-		t.Run(says, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				m, rdb := redistest.StartMini(t)
-				k := locktest.KindOf("mutex")
-				l := k.Locker(t, rdb, "name", time.Second, time.Minute)
-				lease := locktest.Take(t, l)
-				var said atomic.Int64
-				m.Server().SetPreHook(func(p *server.Peer, cmd string, args ...string) bool {
-					if cmd == "EVALSHA" && said.Add(1) == 1 {
-						p.WriteError(says)
-						return true
-					}
-					return false
-				})
-				if err := lease.Release(t.Context()); err != nil {
-					t.Errorf("Release = %v", err)
-				}
-				time.Sleep(10 * time.Second)
-				if m.Exists("{name}:lock") {
-					t.Error("10 s later it is still held")
-				}
-			})
-		})
-	}
-}
 
 // What Redis keeps of ended attempts is bounded for each name, whatever the TTL.
 func TestRelease_MarksAreBounded(t *testing.T) {

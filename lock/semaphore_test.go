@@ -2,7 +2,6 @@ package lock_test
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -89,38 +88,4 @@ func TestNewSemaphore_LargerSizeWakesWaiter(t *testing.T) {
 		defer mustRelease(t, mustTry(t, large))
 		wg.Wait()
 	})
-}
-
-// Dead holders are replaced right after their TTL: no pause of a waiter lasts beyond the next end
-// of a lease.
-//
-//fault:killed-holder
-func TestNewSemaphore_DeadHolders(t *testing.T) {
-	for _, apart := range []time.Duration{0, 70 * time.Millisecond} {
-		runInBubble(t, fmt.Sprint(apart, " apart"), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			const n = 4
-			opts := &lock.Options{TTL: time.Second, RedisTimeout: 100 * time.Millisecond}
-			ends := time.Now().Add(opts.TTL)
-			for range n {
-				mortal := redistest.NewMiniClient(t, m)
-				mustTry(t, semaphore(t, mortal, "n", n, opts))
-				_ = mortal.Close()
-				time.Sleep(apart)
-			}
-			l := semaphore(t, rdb, "n", n, nil)
-			wantBusy(t, l)
-			got := make(chan *lock.Lease)
-			for range n {
-				go func() { got <- mustAcquire(t, l) }()
-			}
-			for range n {
-				defer mustRelease(t, <-got)
-				if late := time.Since(ends); late < 0 || late > 6*time.Millisecond {
-					t.Errorf("a place was granted %v after its end", late)
-				}
-				ends = ends.Add(apart)
-			}
-			wantBusy(t, l)
-		})
-	}
 }

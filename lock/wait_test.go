@@ -121,36 +121,6 @@ func takes(ctx context.Context, t *testing.T, l *lock.Locker, hold time.Duration
 	return n
 }
 
-// A waiter with a reservation that dies costs the others RedisTimeout and 200 ms at most.
-//
-//fault:killed-reservation
-func TestAcquire_DeadReservation(t *testing.T) {
-	for _, kind := range []string{"mutex", "semaphore"} {
-		runInBubble(t, kind, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			redistest.Mute(m)
-			l, mortal := newLocker(t, kind, rdb, "n", nil), redistest.NewMiniClient(t, m)
-			holder := mustAcquire(t, l)
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				_, _ = newLocker(t, kind, mortal, "n", nil).Acquire(t.Context())
-			}()
-			for time.Sleep(300 * time.Millisecond); !m.Exists("{n}:lock:next"); time.Sleep(300 * time.Millisecond) {
-				mustRelease(t, holder)
-				holder = mustAcquire(t, l)
-			}
-			_ = mortal.Close()
-			<-ended
-			mustRelease(t, holder)
-			begun := time.Now()
-			mustRelease(t, mustAcquire(t, l))
-			if took := time.Since(begun); took > 800*time.Millisecond {
-				t.Errorf("the lock was kept for a dead waiter for %v", took)
-			}
-		})
-	}
-}
-
 // Two hundred waiters of a process send a few scripts, and waiters of a fair mutex one more each, for
 // a place. With a Locker for each of them they cost the server the same: one of them asks and listens.
 //
