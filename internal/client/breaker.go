@@ -50,8 +50,7 @@ type breaker struct {
 // So while other commands are on their way and none has been answered, it gets a goroutine, as
 // without the option. A command is not repeated while the breaker is open (Again). A caller that
 // has found the breaker closed does not wait either if it has opened before the command was sent
-// (Spared). See TestBreaker_OpensForThoseThatWait, TestBreaker_FirstRequests,
-// TestServer_SilentForAnyCall.
+// (Spared). See TestBreaker_OpensForThoseThatWait, TestBreaker_FirstRequests.
 type outage struct {
 	err  error           // that opened the breaker
 	key  string          // of its command

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/wake"
 )
 
 func (b *fixture) expire() error {
@@ -102,4 +104,46 @@ func TestExpire_Garbage(t *testing.T) {
 			}
 		}
 	})
+}
+
+// expireOnce runs the script.
+func (b *fixture) expireOnce(fresh, random string) (stale int) {
+	b.t.Helper()
+	stale, err := b.admin.Eval(b.t.Context(), wake.Lua+expireLua, []string{b.Keys.Value, b.Keys.Lock}, fresh, random).Int()
+	redistest.Must(b.t, err)
+	return stale
+}
+
+// Expire that arrives twice, perhaps late, has the effect of one.
+//
+//fault:repeated-command
+func TestExpire_Twice(t *testing.T) {
+	t.Parallel()
+	for _, open := range []func(testing.TB) backend{openMini, openReal} {
+		now := time.Now()
+		fresh, random := entry.Stale(now)
+		data := entryUntil(now.Add(time.Hour), 0, "payload")
+		b := open(t).holding(t, state{text: data}, state{})
+		b.expireOnce(fresh, random)
+		b.wantExpired(data, now, now)
+		once, _ := b.get(b.Keys.Value)
+		b.expireOnce(fresh, random)
+		b.want(b.Keys.Value, once, 0)
+
+		// An entry that was stale before keeps its time.
+		later, random2 := entry.Stale(now.Add(time.Minute))
+		b.expireOnce(later, random2)
+		b.wantExpired(once.text, now, now)
+
+		b.set(b.Keys.Value, state{}) // Delete
+		if stale := b.expireOnce(fresh, random); stale != 0 {
+			t.Error("there was something to make stale after a Delete")
+		}
+		b.want(b.Keys.Value, state{}, 0)
+
+		newer := entryUntil(now.Add(2*time.Hour), 0, "newer")
+		b.set(b.Keys.Value, state{text: newer})
+		b.expireOnce(fresh, random)
+		b.wantExpired(newer, now, now)
+	}
 }

@@ -57,6 +57,21 @@ func inListeningFor(t *testing.T, lockTTL time.Duration, run func(t *testing.T, 
 // channel returns the channel of a key.
 func (l *listening) channel(key string) string { return l.ns + ":{" + key + "}:lock" }
 
+// onPublish calls do in place of each message. It returns how often it has done so.
+func (l *listening) onPublish(do func(channel, message string)) (times *atomic.Int64) {
+	times = new(atomic.Int64)
+	l.m.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
+		if cmd != "PUBLISH" {
+			return false
+		}
+		times.Add(1)
+		go do(args[0], args[1])
+		c.WriteInt(1)
+		return true
+	})
+	return times
+}
+
 // A waiter that listens has the value in the instant in which it is stored. That costs few commands,
 // however long the load takes and whether or not its length is known.
 func TestWake_AtTheStore(t *testing.T) {
@@ -238,6 +253,37 @@ func TestWake_HolderDies(t *testing.T) {
 			t.Errorf("%d commands", n)
 		}
 	})
+}
+
+// A late wake-up makes its waiter late by as much. The process listens on unless the message comes
+// half a second later than the value.
+//
+//fault:strange-wake-ups
+func TestWake_Late(t *testing.T) {
+	const length = 2 * time.Second
+	for _, delay := range []time.Duration{100 * time.Millisecond, 400 * time.Millisecond, 3 * time.Second} {
+		t.Run(delay.String(), func(t *testing.T) {
+			inListening(t, func(t *testing.T, l *listening) {
+				delayed := l.onPublish(func(channel, message string) {
+					time.Sleep(delay)
+					l.m.Publish(channel, message)
+				})
+				for i := range 3 { // a message of the first load may come during the second one
+					if late, _ := l.waits("k", length); late > delay {
+						t.Errorf("wait %d: the value comes %v after the load, want %v at most", i, late, delay)
+					}
+				}
+				if delayed.Load() == 0 {
+					t.Error("no message was late")
+				}
+				time.Sleep(delay)
+				l.m.Server().SetPreHook(nil)
+				if late, _ := l.waits("k", length); delay < 500*time.Millisecond && late != 0 {
+					t.Errorf("the value comes %v after the load: it does not listen any more", late)
+				}
+			})
+		})
+	}
 }
 
 // Wake-ups that end no wait, as many as there may be, cause no more polls than waiting without any.
