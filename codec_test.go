@@ -5,10 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
@@ -364,6 +368,51 @@ func TestCodec_ForKeyIsLost(t *testing.T) {
 			t.Errorf("%T around %T: %v", codec, codec.(unwrapping).Codec, err)
 		}
 	}
+}
+
+// A codec that exits its goroutine fails the load, with Redis or without it, and its caller does not load again and
+// again. One that exits while a call for many keys reads keeps no key from its value.
+func TestCodec_Exits(t *testing.T) {
+	exits := func(any) error { runtime.Goexit(); return nil }
+	for _, down := range []bool{false, true} {
+		cachetest.RunInBubble(t, fmt.Sprint("Marshal, down ", down), func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+			c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: cachetest.BadCodec{Codec: singlefill.Raw, OnMarshal: exits}})
+			if down {
+				_ = rdb.Close()
+			}
+			src := &cachetest.TimedSource{Value: "v"}
+			_, err := c.GetOrLoad(t.Context(), "k", src.Load)
+			if !isPanic(err) {
+				t.Errorf("got %v, want a PanicError", err)
+			}
+			src.WantLoads(t, "the call", 1)
+		})
+	}
+	cachetest.RunInBubble(t, "Unmarshal", func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		writer := cachetest.NewCache(t, rdb, &cachetest.Raw)
+		values := make(map[string]string)
+		for _, key := range manyKeys(600) { // which takes several reads
+			values[key] = "v"
+		}
+		redistest.Must(t, writer.SetMany(t.Context(), values))
+		var decoded atomic.Int64
+		reader := cachetest.NewCacheIn(t, rdb, writer.Namespace(), &singlefill.Options[string]{Codec: cachetest.BadCodec{
+			Codec: singlefill.Raw,
+			OnUnmarshal: func(v any) error {
+				if decoded.Add(1) == 2 {
+					return exits(v)
+				}
+				return nil
+			},
+		}})
+		got, err := reader.GetOrLoadMany(t.Context(), manyKeys(600), func(_ context.Context, keys []string) (map[string]string, error) {
+			t.Errorf("%d keys are loaded", len(keys))
+			return nil, nil
+		})
+		if err != nil || !maps.Equal(got, values) {
+			t.Errorf("%d values, %v; want all", len(got), err)
+		}
+	})
 }
 
 // The first caller can change its value before the others have theirs, even if the codec's bytes

@@ -184,6 +184,38 @@ func TestGetOrLoad_DeadlineAndCancellation(t *testing.T) {
 	})
 }
 
+// A call in the middle of a read returns at its deadline, and within RedisTimeout when it is
+// cancelled.
+func TestGetOrLoad_EndOfContextInARead(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		mute := &cachetest.Outage{Keeps: redistest.Command("get")}
+		mute.On.Store(true)
+		rdb.AddHook(mute.Hook())
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{RedisTimeout: time.Second})
+		get := func(ctx context.Context) error { _, err := c.Get(ctx, "k"); return err }
+		load := func(ctx context.Context) error { _, err := c.GetOrLoad(ctx, "k", cachetest.Gives("v")); return err }
+		for name, call := range map[string]func(context.Context) error{"Get": get, "GetOrLoad": load} {
+			begun := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			if err := call(ctx); err != context.DeadlineExceeded {
+				t.Errorf("%s: %v, want context.DeadlineExceeded itself", name, err)
+			}
+			cancel()
+			cachetest.WantElapsed(t, "the deadline: "+name, begun, 100*time.Millisecond)
+			time.Sleep(time.Minute) // its command is over
+
+			begun = time.Now()
+			ctx, cancel = context.WithCancel(t.Context())
+			time.AfterFunc(100*time.Millisecond, cancel)
+			_ = call(ctx) // it may have its reply by then
+			if d := time.Since(begun); d > time.Second {
+				t.Errorf("cancelled: %s returns after %v, want RedisTimeout at most", name, d)
+			}
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
 // A Loader's context has the first caller's values, but neither its deadline nor its cancellation: the
 // load goes on, and is stored, also when all callers have left.
 //
@@ -311,6 +343,28 @@ func TestErrRecursive_OwnKey(t *testing.T) {
 				return c.GetOrLoad(ctx, "a", cachetest.MustNotLoad[string](t))
 			})
 		}).WantErr(t, singlefill.ErrRecursive)
+	})
+}
+
+// A Loader can start a load that it does not wait for, and which needs the Loader's own key.
+func TestErrRecursive_Prefetch(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		prefetched := make(chan *cachetest.Call[string], 1)
+		a := cachetest.GoGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
+			prefetched <- cachetest.GoGet(context.WithoutCancel(ctx), c, "b",
+				func(ctx context.Context, _ string) (string, error) {
+					return c.GetOrLoad(ctx, "a", cachetest.MustNotLoad[string](t))
+				})
+			time.Sleep(time.Second)
+			return "v", nil
+		})
+		prefetch := <-prefetched
+		synctest.Wait()
+		outsider := cachetest.GoGet(t.Context(), c, "b", cachetest.MustNotLoad[string](t))
+		a.Want(t, "v")
+		prefetch.Want(t, "v")
+		outsider.Want(t, "v")
 	})
 }
 

@@ -167,6 +167,28 @@ func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
 	})
 }
 
+// Callers share a load while Redis cannot be asked, late ones too. LoadsUnlocked counts it when it begins.
+//
+//fault:away-at-end
+func TestUnlocked_LateCallerDuringTheOutage(t *testing.T) {
+	down := new(cachetest.Outage)
+	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
+		src := cachetest.NewSource[string](t)
+		down.On.Store(true)
+		early := cachetest.GoGet(t.Context(), here, "k", src.Load)
+		load := src.Next(t)
+		if n := here.Stats().LoadsUnlocked; n != 1 {
+			t.Errorf("%d loads without the lock while one runs, want 1", n)
+		}
+		late := cachetest.GoGet(t.Context(), here, "k", src.Load)
+		time.Sleep(3 * time.Second)
+		load.Give("v")
+		early.Want(t, "v")
+		late.Want(t, "v")
+		src.Want(t, 1)
+	})
+}
+
 // A lock taken without a reply is given up when Redis is back, even if the first attempt to do so
 // fails.
 //
@@ -416,4 +438,24 @@ func TestMaxFleetLoads_WithoutRedis(t *testing.T) {
 		}
 		m.SetError("")
 	})
+}
+
+// MaxFleetLoads delays no load while Redis is silent.
+func TestMaxFleetLoads_Outage(t *testing.T) {
+	took := make(map[int]time.Duration)
+	for _, fleet := range []int{0, 64} {
+		synctest.Test(t, func(t *testing.T) {
+			_, rdb := redistest.StartMini(t)
+			c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: fleet})
+			var down cachetest.Outage
+			down.On.Store(true)
+			rdb.AddHook(down.Hook())
+			begun := time.Now()
+			cachetest.GetAll(t.Context(), t, c, 1000, cachetest.Takes(100*time.Millisecond, "v", nil))
+			took[fleet] = time.Since(begun)
+		})
+	}
+	if took[64] > 3*took[0] {
+		t.Errorf("1000 loads took %v, and %v with MaxFleetLoads", took[0], took[64])
+	}
 }
