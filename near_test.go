@@ -2,6 +2,7 @@ package singlefill_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -162,6 +163,83 @@ func TestNear_NotFoundAndStale(t *testing.T) {
 		if v, info, err = c.GetOrLoadInfo(t.Context(), "k", cachetest.MustNotLoad[string](t)); v != "new" || err != nil || info.Stale || c.Stats().NearHits != hits+2 {
 			t.Errorf("%q, %+v, %v; want the new value from memory", v, info, err)
 		}
+	})
+}
+
+// A Refresh that fails leaves the value in memory, here and in other processes. Memory forgets it if the new value may
+// have been stored all the same.
+func TestNear_FailedRefresh(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		away, atTheLock := new(cachetest.Outage), &cachetest.Outage{Keeps: func(cmd []string) bool { return cmd[0] != "get" }}
+		atTheStore := &cachetest.Outage{Keeps: cachetest.Script(t, "store"), Arrives: cachetest.Script(t, "store")}
+		for _, out := range []*cachetest.Outage{away, atTheLock, atTheStore} {
+			rdb.AddHook(out.Hook())
+		}
+		ctx, opts := t.Context(), near(singlefill.Near{MaxLag: time.Hour})
+		opts.TTLFunc = func(string, string) time.Duration { return 1000 * time.Hour }
+		here, there := cachetest.NewCacheIn(t, rdb, "ns", opts), cachetest.NewCaches(t, m, "ns", 1, opts)[0]
+		caches := map[string]*singlefill.Cache[string]{"here": here, "there": there}
+		fails, takes := cachetest.Fails[string](cachetest.ErrSource), cachetest.Takes(time.Second, "", cachetest.ErrSource)
+		for _, refresh := range []struct {
+			name string
+			err  func() error
+		}{
+			{"failed load", func() error { return here.Refresh(ctx, "k", fails) }},
+			{"failed load of many", func() error {
+				return here.RefreshMany(ctx, []string{"k", "l"}, func(context.Context, []string) (map[string]string, error) {
+					return nil, cachetest.ErrSource
+				})
+			}},
+			{"failed load elsewhere", func() error {
+				go there.Refresh(ctx, "k", takes)
+				synctest.Wait()
+				return here.Refresh(ctx, "k", cachetest.MustNotLoad[string](t))
+			}},
+			{"recursion", func() (err error) {
+				_ = here.Refresh(ctx, "k", func(ctx context.Context, key string) (string, error) {
+					err = here.Refresh(ctx, key, fails)
+					return "", err
+				})
+				return err
+			}},
+			{"without Redis", func() error {
+				away.On.Store(true)
+				defer away.On.Store(false)
+				return here.Refresh(ctx, "k", fails)
+			}},
+			{"without Redis at the lock", func() error {
+				atTheLock.On.Store(true)
+				defer atTheLock.On.Store(false)
+				return here.Refresh(ctx, "k", fails)
+			}},
+		} {
+			for _, c := range caches {
+				awaitNear(t, c, "k", cachetest.Gives("old"))
+			}
+			if err := refresh.err(); err == nil {
+				t.Errorf("%s: Refresh returns nil", refresh.name)
+			}
+			time.Sleep(time.Minute)
+			for where, c := range caches {
+				hits := c.Stats().NearHits
+				if v, err := c.GetOrLoad(ctx, "k", cachetest.Gives("loaded")); v != "old" || err != nil || c.Stats().NearHits != hits+1 {
+					t.Errorf("%s, %s: %q, %v, %d hits in memory; want the old value from memory", refresh.name, where, v, err, c.Stats().NearHits-hits)
+				}
+			}
+		}
+
+		atTheStore.On.Store(true)
+		if err := here.Refresh(ctx, "k", cachetest.Gives("new")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Refresh returns %v, want that its store was not answered", err)
+		}
+		atTheStore.On.Store(false)
+		v, err := here.GetOrLoad(ctx, "k", cachetest.Gives("new"))
+		cachetest.WantValue(t, v, err, "new")
+		for range 61 { // the other process learns it within MaxLag, and stays awake
+			time.Sleep(time.Minute)
+			v, err = there.GetOrLoad(ctx, "k", cachetest.MustNotLoad[string](t))
+		}
+		cachetest.WantValue(t, v, err, "new")
 	})
 }
 

@@ -83,7 +83,7 @@ func (c *call) loadAnew(keys []string) map[string]error {
 			continue
 		}
 		errs[a.Key] = a.err
-		if client.Unreachable(a.err) {
+		if a.mayBeStored() {
 			unsure, why = append(unsure, a.Key), a.err
 		}
 	}

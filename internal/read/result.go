@@ -5,6 +5,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/value"
@@ -93,6 +94,24 @@ func (c *call) settleAnew(a *ask) (over bool) {
 	}
 	a.err = c.ctx.Err()
 	return a.err != nil
+}
+
+// mayBeStored reports whether a new value may be stored under a key although the call returns an error for it.
+func (a *ask) mayBeStored() bool {
+	w := a.wait
+	if w == nil || w.Err != nil { // the key could not be read, or the call has not joined
+		return false
+	}
+	switch r := w.Result; {
+	case r == nil: // the call has left
+		return true
+	case r.Failed:
+		return false
+	case r.StoreErr == nil: // the call has left when it had to join again
+		return true
+	default: // what was not to be stored has no ID
+		return r.Unverified && r.Entry.ID != 0 && client.Unreachable(r.StoreErr)
+	}
 }
 
 // unreachable reports whether Redis did not answer a command that was sent after the call had joined. Only then may a
