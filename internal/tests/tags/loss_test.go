@@ -8,8 +8,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
@@ -233,6 +235,55 @@ func TestDeleteTag_RolledBack(t *testing.T) {
 		call.Want(t, "x")
 		cachetest.WantStored(t, look, ns, "cold", "")
 	})
+}
+
+// A DeleteTag in another process may have removed the values that an index has lost. They may still be in the
+// memory of this process: its own DeleteTag forgets them, although it finds none of them in Redis.
+//
+//fault:tags-lost
+func TestDeleteTag_LossWithNear(t *testing.T) {
+	for name, loss := range map[string]func(t *testing.T, look redis.UniversalClient, ns string){
+		"books":   lose(":book"),
+		"indexes": lose(":index"),
+		"everything": func(t *testing.T, look redis.UniversalClient, _ string) {
+			redistest.Must(t, look.FlushAll(t.Context()).Err())
+		},
+	} {
+		for _, before := range []bool{false, true} { // it has called DeleteTag before
+			cachetest.RunInBubble(t, fmt.Sprintf("%s, seen before %t", name, before), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				redistest.Mute(m)
+				ns, ctx := redistest.Namespace(t), t.Context()
+				opts := func() *singlefill.Options[string] {
+					return &singlefill.Options[string]{Codec: singlefill.Raw, Tags: byLetters, Near: &singlefill.Near{MaxLag: time.Hour}}
+				}
+				here, there := cachetest.NewCacheIn(t, rdb, ns, opts()), cachetest.NewCaches(t, m, ns, 1, opts())[0]
+				redistest.Must(t, there.Clear(ctx)) // the indexes are complete
+				if before {
+					redistest.Must(t, here.DeleteTag(ctx, "a"))
+				}
+				cachetest.Ask(ctx, here, "k", cachetest.Gives("a"))
+				for range 2 { // the first read of the log may find the Clear, and forget
+					synctest.Wait()
+					cachetest.Ask(ctx, here, "k", cachetest.MustNotLoad[string](t))
+				}
+				if here.Stats().NearHits == 0 {
+					t.Fatal("memory does not serve")
+				}
+				loss(t, rdb, ns)
+				redistest.Must(t, there.DeleteTag(ctx, "a"))
+				redistest.Must(t, here.DeleteTag(ctx, "a"))
+				cachetest.GoGet(ctx, here, "k", cachetest.Gives("ab")).Want(t, "ab")
+				for _, seen := range []bool{false, true} {
+					redistest.Must(t, here.DeleteTag(ctx, "c"))
+					hits := here.Stats().NearHits
+					cachetest.Ask(ctx, here, "k", cachetest.MustNotLoad[string](t))
+					if n := here.Stats().NearHits - hits; seen && n != 1 {
+						t.Error("a DeleteTag forgets everything again")
+					}
+				}
+			})
+		}
+	}
 }
 
 // A server that is restarted while it is scanned, and has all of its data, goes on in another order: DeleteTag reads

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"strings"
@@ -85,6 +86,45 @@ func TestDeleteTag_Rebuild(t *testing.T) {
 		redistest.Must(t, look.Expire(ctx, ns+":{untagged}", time.Hour).Err())
 		if s := c.Stats(); s.TagCalls != 4 || s.TagRebuilds != 2 || s.TagClears != 0 || s.BadValues != 3 {
 			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A call that finds out the tags again sends commands for a few values at a time, so that other clients need not
+// wait for long.
+func TestDeleteTag_RebuildInSmallSteps(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		redistest.SkipLocal(t, "it takes no hooks")
+		ns, ctx := redistest.Namespace(t), t.Context()
+		c := cachetest.NewCacheIn(t, rdb, ns, &tagged)
+		values := make(map[string]string)
+		for i := range 300 {
+			values[fmt.Sprint("k", i)] = []string{"ab", "b"}[i%2]
+		}
+		redistest.Must(t, c.SetMany(ctx, values))
+		lose("")(t, look, ns)
+		var mu sync.Mutex
+		read, most := make(map[string]bool), 0 // values; values at a time
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			about := make(map[string]bool)
+			for _, cmd := range cmds {
+				for _, arg := range cmd.Args() {
+					key := strings.TrimSuffix(strings.TrimPrefix(fmt.Sprint(arg), ns+":{"), "}")
+					if _, ok := values[key]; ok {
+						about[key] = true
+					}
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			maps.Copy(read, about)
+			most = max(most, len(about))
+			return nil
+		}))
+		redistest.Must(t, c.DeleteTag(ctx, "a"))
+		if len(read) != len(values) || most > 32 {
+			t.Errorf("%d values were read, at most %d at a time, want %d and 32", len(read), most, len(values))
 		}
 	})
 }
@@ -267,6 +307,45 @@ func TestDeleteTag_DeadRebuild(t *testing.T) {
 	})
 }
 
+// A call whose context ends while it finds out the tags returns that error. The work goes on: the next call
+// need not begin again.
+//
+//fault:tags-lost
+func TestDeleteTag_RebuildOutlivesCall(t *testing.T) {
+	t.Parallel()
+	rdb, ns := redistest.Shared(t).Client(t), redistest.Namespace(t)
+	var scans atomic.Int64
+	held, free := make(chan struct{}), make(chan struct{})
+	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		if cmds[0].Name() == "scan" && fmt.Sprint(cmds[0].Args()[1]) == "0" && scans.Add(1) == 1 {
+			close(held)
+			<-free
+		}
+		return nil
+	}))
+	c := cachetest.NewCacheIn(t, rdb, ns, &tagged)
+	redistest.Must(t, c.SetMany(t.Context(), map[string]string{"k1": "a", "k2": "b"}))
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-held; cancel() }()
+	if err := c.DeleteTag(ctx, "a"); err != context.Canceled {
+		t.Errorf("got %v, want the error of the context", err)
+	}
+	done := make(chan error)
+	go func() { done <- c.DeleteTag(t.Context(), "b") }()
+	close(free)
+	redistest.Must(t, <-done)
+	wantKeys(t, rdb, ns, "after both calls", []string{"k1", "k2"}, nil)
+	once := scans.Load()
+	if n := c.Stats().TagRebuilds; n != 0 {
+		t.Errorf("the second call read all values itself")
+	}
+	lose("")(t, redistest.Shared(t).Admin(), ns)
+	redistest.Must(t, c.DeleteTag(t.Context(), "a"))
+	if again := scans.Load() - once; again != once {
+		t.Errorf("two calls took %d passes, and one %d", once, again)
+	}
+}
+
 // oneOrSeveral opens a client of one server, or of a Cluster.
 var oneOrSeveral = map[string]func(t *testing.T) redis.UniversalClient{
 	"single":  func(t *testing.T) redis.UniversalClient { return redistest.Shared(t).Client(t) },
@@ -352,6 +431,40 @@ func TestDeleteTag_LossDuringRebuild(t *testing.T) {
 				t.Errorf("all values were read %d times, want once", n)
 			}
 		})
+	}
+}
+
+// Close does not wait until all keys of a database have been read.
+func TestDeleteTag_CloseDuringRebuild(t *testing.T) {
+	t.Parallel()
+	s, ctx := redistest.Start(t), t.Context()
+	rdb := s.Client(t)
+	c := cachetest.NewCacheIn(t, rdb, "ns", &tagged)
+	_, err := s.Admin().Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i := range 20000 {
+			p.Set(ctx, fmt.Sprint("other:", i), "", time.Hour)
+		}
+		return nil
+	})
+	redistest.Must(t, err)
+	var steps atomic.Int64
+	closed := make(chan struct{})
+	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		if cmds[0].Name() == "scan" && steps.Add(1) == 2 {
+			go func() { defer close(closed); _ = c.Close() }()
+			redistest.Await(t, "the cache is closed", func() bool {
+				_, err := c.Get(ctx, "k")
+				return err == singlefill.ErrClosed
+			})
+		}
+		return nil
+	}))
+	if err := c.DeleteTag(ctx, "a"); !errors.Is(err, singlefill.ErrClosed) {
+		t.Errorf("DeleteTag: %v", err)
+	}
+	<-closed
+	if n := steps.Load(); n != 2 {
+		t.Errorf("%d steps of SCAN, want 2", n)
 	}
 }
 
