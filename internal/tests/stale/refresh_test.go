@@ -313,3 +313,18 @@ func TestClose_WaitsForRefreshAndStore(t *testing.T) {
 		}
 	})
 }
+
+// A load that Close waits for can read a stale value, and begins no refresh.
+func TestClose_LoadBeginsNoRefresh(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(time.Minute, 0))
+		cachetest.SetStale(t, c, "k", "old", 0)
+		outer := cachetest.GoGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+			time.Sleep(time.Second)
+			return c.GetOrLoad(ctx, "k", cachetest.MustNotLoad[string](t))
+		})
+		synctest.Wait()
+		redistest.Must(t, c.Close())
+		outer.Want(t, "old")
+	})
+}

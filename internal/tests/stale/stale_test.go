@@ -400,3 +400,39 @@ func TestInfo_Expires(t *testing.T) {
 		}
 	})
 }
+
+// A caller that waits for another process gets the stale value that the key holds when the load
+// fails.
+func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		fleet := cachetest.NewCaches(t, m, "ns", 2, cachetest.StaleOptions(0, time.Minute))
+		here, there := fleet[0], fleet[1]
+		src := cachetest.NewSource[string](t)
+		begin := func() (*cachetest.HeldLoad[string], <-chan cachetest.Answer) {
+			cachetest.GoGet(t.Context(), there, "k", src.Load)
+			load := src.Next(t)
+			waits := cachetest.GoAsk(t.Context(), here, "k", src.Load)
+			time.Sleep(time.Second)
+			return load, waits
+		}
+		load, waits := begin() // of nothing
+		data, err := entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), Payload: []byte("spare")}.Encode()
+		redistest.Must(t, err)
+		redistest.Must(t, rdb.Set(t.Context(), "ns:{k}", data, time.Hour).Err())
+		time.Sleep(time.Second)
+		load.Fail(cachetest.ErrSource)
+		r := cachetest.Receive(t, "a reply", waits)
+		if !r.Info.Stale || r.Info.Err == nil || r.Value != "spare" || r.Err != nil {
+			t.Errorf("a stale value has come: got %+v, want it, and no sooner than at the failure", r)
+		}
+
+		cachetest.SetStale(t, there, "k", "old", 0)
+		load, waits = begin()
+		redistest.Must(t, rdb.Del(t.Context(), "ns:{k}").Err())
+		time.Sleep(time.Second)
+		load.Fail(cachetest.ErrSource)
+		if r := cachetest.Receive(t, "a reply", waits); r.Err == nil || r.Info != (singlefill.ValueInfo{}) {
+			t.Errorf("the stale value has gone: got %+v, want the failure", r)
+		}
+	})
+}
