@@ -52,11 +52,12 @@ func (c *call) read(asks []*ask) {
 	}
 	replies := make(chan []*ask, len(asks))
 	left := len(asks)
+	var readers sync.WaitGroup // they look at their asks also after their last replies
 	for _, part := range parts {
-		go func() {
+		readers.Go(func() {
 			defer c.replyRest(part, replies)
 			c.readPart(part, replies)
-		}()
+		})
 	}
 	var slow <-chan time.Time
 	for left > 0 {
@@ -71,6 +72,7 @@ func (c *call) read(asks []*ask) {
 			c.join()
 		}
 	}
+	readers.Wait()
 }
 
 // readPart reads the keys of one server, and sends what it has read to replies, or takes it. It shares the reads
