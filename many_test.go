@@ -714,6 +714,33 @@ func TestGetOrLoadMany_SlowNeighbour(t *testing.T) {
 	}
 }
 
+// A key that is deleted during its load is loaded again at once, whatever the other keys of the call wait for.
+func TestGetOrLoadMany_DeletedKey(t *testing.T) {
+	for name, anew := range map[string]bool{"GetOrLoadMany": false, "RefreshMany": true} {
+		cachetest.RunInBubble(t, name, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+			c := cachetest.NewCache(t, rdb, &cachetest.Raw)
+			s := &manySource{takes: time.Second}
+			cachetest.GoGet(t.Context(), c, "slow", cachetest.Takes(20*time.Second, "late", nil))
+			cachetest.GoGet(t.Context(), c, "k", cachetest.Takes(3*time.Second, "old", nil))
+			synctest.Wait()
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			time.AfterFunc(time.Second, func() { redistest.Must(t, c.Delete(context.Background(), "k")) })
+			var err error
+			if keys := []string{"slow", "k"}; anew {
+				err = c.RefreshMany(ctx, keys, s.load)
+			} else {
+				var got map[string]string
+				got, err = c.GetOrLoadMany(ctx, keys, s.load)
+				wantFound(t, "the call", got, "k")
+			}
+			wantManyErrors(t, "the call", err, context.DeadlineExceeded, "slow")
+			s.wantCalls(t, "the call", []string{"k"})
+			cachetest.WantGet(t, c, "k", valueOf("k"), nil)
+		})
+	}
+}
+
 // Hits in memory send no command, and a Delete elsewhere reaches them.
 func TestGetOrLoadMany_Near(t *testing.T) {
 	t.Parallel()

@@ -138,6 +138,53 @@ func TestFills_SupersededLoad(t *testing.T) {
 	}
 }
 
+// A call learns at once of a key for which it has to ask again, whatever its other keys wait for, and waits for these
+// later.
+func TestFills_OneOfSeveralKeys(t *testing.T) {
+	t.Parallel()
+	for how, row := range map[string]struct {
+		end     func(g *Fills[string], f *Fill[string])
+		verdict Verdict
+	}{
+		"superseded":   {func(g *Fills[string], _ *Fill[string]) { g.Supersede("k") }, Outdated},
+		"too old":      {func(g *Fills[string], f *Fill[string]) { endWith(g, f, "v", 1) }, Outdated},
+		"will not do":  {func(g *Fills[string], f *Fill[string]) { endWith(g, f, "bad", Always) }, Outdated},
+		"no patience":  {func(*Fills[string], *Fill[string]) { time.Sleep(time.Minute) }, Impatient},
+		"has a result": {func(g *Fills[string], f *Fill[string]) { endWith(g, f, "v", Always) }, Waiting},
+	} {
+		runInBubble(t, how, func(t *testing.T) {
+			g := newFills()
+			g.BeginLoad(mustJoin(t, g, "k", &Caller{}).Fill, func() {})
+			mustJoin(t, g, "slow", &Caller{})
+			outer := aLoad()
+			call := &Caller{Outer: outer, Stamp: g.Now()}
+			slow := &Waiter[string]{Key: "slow"}
+			k := &Waiter[string]{Key: "k", Patience: time.Minute, Takes: func(r *string) bool { return *r != "bad" }}
+			g.Join(call, []*Waiter[string]{slow, k}, nil)
+			var waits sync.WaitGroup
+			waits.Go(func() { g.Wait(t.Context(), call, []*Waiter[string]{slow, k}) })
+			synctest.Wait()
+			row.end(g, k.Fill)
+			synctest.Wait()
+			if k.Verdict != row.verdict || slow.Verdict != Waiting {
+				t.Errorf("verdicts %d and %d, want %d and that the other waits", k.Verdict, slow.Verdict, row.verdict)
+			}
+			if row.verdict != Waiting {
+				waits.Wait()
+				if len(outer.waits) != 1 {
+					t.Errorf("the call waits for %d fills, want one", len(outer.waits))
+				}
+				waits.Go(func() { g.Wait(t.Context(), call, []*Waiter[string]{slow}) })
+			}
+			endWith(g, slow.Fill, "v", Always)
+			waits.Wait()
+			if slow.Verdict != Owned || len(outer.waits) != 0 || call.open != 0 {
+				t.Errorf("verdict %d, %d waits, %d open; want the result, and none", slow.Verdict, len(outer.waits), call.open)
+			}
+		})
+	}
+}
+
 // Whatever wakes a fill that queues continues it once, also if it came just before.
 func TestFills_Queue(t *testing.T) {
 	t.Parallel()

@@ -13,7 +13,7 @@ type Caller struct {
 
 	// Guarded by Fills.mu.
 	open int           // how many of its waits are not over
-	done chan struct{} // gets a value when open becomes 0; it may be an old one
+	done chan struct{} // gets a value when Wait may have to return; it may be an old one
 }
 
 // A Waiter is one caller in the fill of one key. Join and Wait take the waiters of a call together. A stampede of many
@@ -23,7 +23,8 @@ type Waiter[R any] struct {
 	// Patience is set for a caller that has an old value: it leaves the fill that long after its beginning. The fill
 	// goes on then.
 	Patience time.Duration
-	Empty    bool // the call found the key empty
+	Empty    bool            // the call found the key empty
+	Takes    func(r *R) bool // reports whether a result that is valid for the caller will do; nil: each does. It runs with Fills.mu
 
 	// Set by Join.
 	First  bool // the caller started the fill
@@ -50,7 +51,8 @@ func (w *Waiter[R]) Before(s Stamp) bool { return w.caller.Stamp < s }
 func (w *Waiter[R]) over(now time.Time) {
 	w.Over = now
 	w.list.remove(w)
-	if w.caller.open--; w.caller.open == 0 {
+	_, verdict := w.brought()
+	if w.caller.open--; w.caller.open == 0 || verdict == Outdated {
 		select {
 		case w.caller.done <- struct{}{}:
 		default:
@@ -135,20 +137,21 @@ func (g *Fills[R]) join(call *Caller, w *Waiter[R], f *Fill[R]) {
 type Verdict int8
 
 const (
-	waiting   Verdict = iota // the fill has not ended
+	Waiting   Verdict = iota // the fill has not ended
 	Owned                    // the caller owns the result
 	Shared                   // another caller owns the result, and may be changing it
-	Outdated                 // the result, if there is one, is older than the call
+	Outdated                 // the result, if there is one, is older than the call, or will not do
 	Impatient                // the caller has left the fill when the Patience of its waiter was over
 	Left                     // the caller's context ended first
 )
 
-// Wait waits until each of the fills that a call has joined ends, or its result is void for this caller, or the
-// caller leaves it: all of them when ctx ends, one of them when the waiter's Patience is over.
+// Wait waits until all fills that a call has joined have ended, or one of them brings nothing that the caller takes: its
+// result is void for this caller, or the caller leaves it, since its Patience is over. When ctx ends, the caller leaves
+// them all. Those that still have the verdict Waiting are for another Wait.
 func (g *Fills[R]) Wait(ctx context.Context, call *Caller, ws []*Waiter[R]) {
 	for {
-		open, until := g.settle(ctx, ws)
-		if !open {
+		goOn, until := g.settle(ctx, ws)
+		if !goOn {
 			break
 		}
 		var impatient <-chan time.Time
@@ -164,19 +167,22 @@ func (g *Fills[R]) Wait(ctx context.Context, call *Caller, ws []*Waiter[R]) {
 		}
 	}
 	for _, w := range ws {
-		call.Outer.leave(&w.Fill.member)
+		if w.Verdict != Waiting {
+			call.Outer.leave(&w.Fill.member)
+		}
 	}
 }
 
-// settle sets the verdicts of waits that are over. It reports whether others are open, and when the caller leaves
-// the first of their fills; zero: before none of them ends.
-func (g *Fills[R]) settle(ctx context.Context, ws []*Waiter[R]) (open bool, until time.Time) {
+// settle sets the verdicts of waits that are over. It reports whether Wait goes on, and when the caller leaves the
+// first of the fills that have not ended; zero: before none of them ends.
+func (g *Fills[R]) settle(ctx context.Context, ws []*Waiter[R]) (goOn bool, until time.Time) {
 	ended, now := ctx.Err() != nil, time.Now()
+	open, asksAgain := false, false
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, w := range ws {
 		switch {
-		case w.Verdict != waiting:
+		case w.Verdict != Waiting:
 		case w.list == nil:
 			w.take()
 		case ended:
@@ -187,28 +193,36 @@ func (g *Fills[R]) settle(ctx context.Context, ws []*Waiter[R]) (open bool, unti
 			end := w.Fill.Begun.Add(w.Patience)
 			if !now.Before(end) {
 				g.leave(w, Impatient, now)
-				continue
-			}
-			if open = true; until.IsZero() || end.Before(until) {
+			} else if open = true; until.IsZero() || end.Before(until) {
 				until = end
 			}
 		}
+		asksAgain = asksAgain || w.Verdict == Outdated || w.Verdict == Impatient
 	}
-	return open, until
+	return open && !asksAgain, until
 }
 
 // take takes what the fill has brought.
 func (w *Waiter[R]) take() {
+	w.Result, w.Verdict = w.brought()
+	if w.Verdict == Owned {
+		w.Fill.outcome.taken = true
+	}
+}
+
+// brought returns the result and the verdict for a caller that takes them now.
+func (w *Waiter[R]) brought() (*R, Verdict) {
 	switch o := &w.Fill.outcome; {
 	case w.Fill.phase != done || w.late && w.Fill.superseded || o.result == nil:
-		w.Verdict = Outdated
+		return nil, Outdated
 	case !w.Before(o.validFrom):
-		w.Result, w.Verdict = o.result, Outdated
+		return o.result, Outdated
+	case w.Takes != nil && !w.Takes(o.result):
+		return o.result, Outdated
 	case o.taken:
-		w.Result, w.Verdict = o.result, Shared
+		return o.result, Shared
 	default:
-		o.taken = true
-		w.Result, w.Verdict = o.result, Owned
+		return o.result, Owned
 	}
 }
 

@@ -26,7 +26,7 @@ type call struct {
 	// In one round:
 	hits   []*ask // to be answered
 	misses []*ask // to be joined
-	joined []*ask // to be waited for
+	joined []*ask // to be waited for; those of earlier rounds, too
 }
 
 func (c *Reader) newCall(ctx context.Context, load fill.Loader) *call {
@@ -240,7 +240,11 @@ func (c *call) join() {
 		for i, a := range group {
 			a.wait = &all[i]
 			a.wait.Key, a.wait.Empty = a.Key, a.RedisErr == nil && a.Freshness == value.Expired
-			if c.StaleAfter > 0 && !c.anew && c.Store.Servable(&a.Found, time.Now()) {
+			if w := a.wait; c.anew {
+				w.Takes = func(r *fill.Result) bool {
+					return r.Failed || r.Err == flight.ErrClosed || w.Before(r.NewSince)
+				}
+			} else if c.StaleAfter > 0 && c.Store.Servable(&a.Found, time.Now()) {
 				a.wait.Patience = c.StaleAfter
 			}
 		}
@@ -255,18 +259,18 @@ func (c *call) join() {
 	c.misses = nil
 }
 
-// wait waits for fills and answers with their results. It returns the asks whose results are older than the call.
+// wait waits for fills and answers with their results. It returns the asks whose results are older than the call, as
+// soon as there is one: each key has the time of the call, whatever the other keys take. None: all are answered.
 func (c *call) wait() (again []*ask) {
-	joined := c.joined
-	if len(joined) == 0 {
-		return nil
-	}
-	c.Fills.Wait(c.ctx, &c.caller, waits(joined))
-	c.joined = nil
-	for _, a := range joined {
-		if !c.settle(a) {
-			a.reset(a.Key)
-			again = append(again, a)
+	for len(again) == 0 && len(c.joined) > 0 {
+		c.Fills.Wait(c.ctx, &c.caller, waits(c.joined))
+		var over []*ask
+		c.joined, over = split(c.joined, func(a *ask) bool { return a.wait.Verdict == flight.Waiting })
+		for _, a := range over {
+			if !c.settle(a) {
+				a.reset(a.Key)
+				again = append(again, a)
+			}
 		}
 	}
 	return again

@@ -89,7 +89,7 @@ func (c *call) settleAnew(a *ask) (over bool) {
 	case r.StoreErr != nil && !r.Failed:
 		a.err = value.Wrap(c.ctx, "refresh", r.StoreErr)
 		return true
-	case taken && w.Before(r.NewSince):
+	case taken:
 		return true
 	}
 	a.err = c.ctx.Err()
