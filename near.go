@@ -53,7 +53,7 @@ func checkNear(n *Near, rdb redis.UniversalClient) error {
 	const old = "could bring an old value back into memory after a Delete"
 	switch rdb := rdb.(type) { // types that embed a client, too
 	case interface{ Options() *redis.Options }:
-		if o := rdb.Options(); o.ClientSideCache != nil || o.ClientSideCacheConfig != nil {
+		if client.CachesReplies(rdb.Options()) {
 			return fmt.Errorf("singlefill: Options.Near is set and rdb has client-side caching, which %s: turn one of them off", old)
 		}
 	case interface{ Options() *redis.ClusterOptions }:

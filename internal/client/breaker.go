@@ -244,7 +244,11 @@ func (c *Client) watch(n *node, o *outage, noticed bool) {
 		if o.probes.Add(1) == 1 {
 			n.opened() // for locks, which rely on the breaker from now on
 		}
-		defer o.probes.Add(-1)
+		defer func() {
+			if o.probes.Add(-1) == 0 && over(closing) { // nobody would notice its end any more
+				n.close(o)
+			}
+		}()
 		c.recover(n, o, noticed, closing)
 	})
 	if noticed {
@@ -300,7 +304,7 @@ func (c *Client) recover(n *node, o *outage, told bool, closing <-chan struct{})
 		case errors.Is(err, redis.ErrClosed):
 			c.gone.Store(true)
 			return
-		case Unreachable(err) && time.Since(begun) >= c.least():
+		case Unreachable(err) && time.Since(begun) >= c.least() && !over(closing):
 			if o.shows(c.Timeout) {
 				n.opened()
 			}

@@ -35,6 +35,7 @@ type Client struct {
 	fromMasters bool        // see ReadFromMasters
 
 	bounded    bool // Redis returns when the deadline of a context has passed
+	cached     bool // Redis keeps replies to GETs in memory
 	failed     func(ctx context.Context, op string, err error)
 	changed    func(why error)
 	background func(run func(closing <-chan struct{})) // nil: no breakers
@@ -69,6 +70,7 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 	switch user := rdb.(type) {
 	case *redis.Client:
 		o := user.Options()
+		c.cached = CachesReplies(o)
 		c.bounded = o.ContextTimeoutEnabled && o.OnConnect == nil && o.CredentialsProvider == nil &&
 			o.CredentialsProviderContext == nil && o.StreamingCredentialsProvider == nil
 	case *redis.ClusterClient:
@@ -78,6 +80,11 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 		c.nodes.cluster = user
 	}
 	return c
+}
+
+// CachesReplies reports whether a client with these options keeps replies to GETs in memory.
+func CachesReplies(o *redis.Options) bool {
+	return o.ClientSideCache != nil || o.ClientSideCacheConfig != nil
 }
 
 // MayLeave reports whether a GET with ctx may return before its reply, because ctx ends.
@@ -97,6 +104,7 @@ type Command struct {
 	Key    string        // any of its keys, which are all on one node; empty: no node is known
 	Within time.Duration // its bound, at most Client.Timeout
 	Spared bool          // its caller does not wait while the breaker is open, and has asked whether it is
+	Cached bool          // the user's client may answer it from memory, which shows nothing of the server
 }
 
 // A call is a command on its way.
@@ -188,19 +196,23 @@ func (c *Client) process(ctx context.Context, p parcel, together *group) error {
 	case together != nil:
 		return together.wait(ctx)
 	case p.ahead != nil || p.more != nil:
-		cmds, err := c.Redis.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-			p.addTo(ctx, pipe)
-			return nil
-		})
-		if err != nil && !slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return cmd.Err() != nil }) {
-			for _, cmd := range cmds { // a hook has failed
-				cmd.SetErr(err)
-			}
-		}
+		_, _ = Pipelined(ctx, c.Redis, func(pipe redis.Pipeliner) { p.addTo(ctx, pipe) }) // each command has its error
 	default:
 		_ = c.Redis.Process(ctx, p.cmd) // which has the error
 	}
 	return nil
+}
+
+// Pipelined sends commands in one pipeline. If a hook of the user's client has refused the pipeline, each of them gets
+// that error.
+func Pipelined(ctx context.Context, rdb redis.UniversalClient, queue func(p redis.Pipeliner)) ([]redis.Cmder, error) {
+	cmds, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error { queue(p); return nil })
+	if err != nil && !slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return cmd.Err() != nil }) {
+		for _, cmd := range cmds {
+			cmd.SetErr(err)
+		}
+	}
+	return cmds, err
 }
 
 func do[R any](ctx context.Context, c *Client, what Command, p parcel,
@@ -223,13 +235,12 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 	shared := n.limit.next(call.sent, c.Timeout)
 	if c.bounded && !endsWithin(ctx, what.Within) && !n.quiet(shared.begun) {
 		answered := false
-		defer func() { call.leave(answered) }()
+		n.using.Add(1)
+		defer func() { n.using.Add(-1); call.leave(answered) }()
 		bounded, cancel := c.bound(ctx, shared, what.Within)
 		defer cancel()
-		n.using.Add(1)
 		r, err := run(bounded, call.group)
 		err = n.explain(err, what.Within)
-		n.using.Add(-1)
 		answered = c.observe(ctx, call, err)
 		return r, err
 	}
@@ -266,22 +277,23 @@ func (c *Client) wait(call *call, p parcel) error {
 			yieldToReaders()
 			silent = n.stuckSince(begun)
 		}
-		err := cmp.Or(ctx.Err(), c.refusal(n))
+		err, fails := cmp.Or(ctx.Err(), c.refusal(n)), false
 		if err == nil && silent >= c.Timeout {
 			err = n.explain(fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout), silent)
 			call.sent = time.Now().Add(-silent)
-			if c.noteFailure(*call, err) {
-				c.failed(Detach(ctx), call.Op, err)
-			} else {
+			if fails = c.noteFailure(*call, err); !fails {
 				err = cmp.Or(c.refusal(n), err) // as if this one had noticed the silence a moment later
 			}
 		}
 		if err != nil {
-			if call.gate.giveUp(w) {
-				return err
+			if !call.gate.giveUp(w) {
+				call.sent, call.group = time.Now(), w.group
+				return nil
 			}
-			call.sent, call.group = time.Now(), w.group
-			return nil
+			if fails {
+				c.failed(Detach(ctx), call.Op, err)
+			}
+			return err
 		}
 		if shared == nil {
 			patience = time.After(max(c.Timeout-silent, 1))
@@ -326,8 +338,12 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 	finish := func(r R, err error) {
 		if finished.CompareAndSwap(false, true) {
 			err = n.explain(err, cmp.Or(call.Within, c.Timeout))
-			done(c.observe(ctx, call, err))
-			replies <- reply{r, err}
+			answered := false
+			defer func() { // also if Trace.RedisError leaves by panic or runtime.Goexit
+				done(answered)
+				replies <- reply{r, err}
+			}()
+			answered = c.observe(ctx, call, err)
 		}
 	}
 	opening := n.opens()
@@ -420,9 +436,11 @@ func (c *Client) observe(ctx context.Context, call call, err error) (answered bo
 		c.noteFailure(call, err)
 		return false
 	}
-	n.noteAnswer()
+	if !call.Cached || failed {
+		n.noteAnswer()
+	}
 	if call.gate != nil {
-		n.moved.Store(n.answered.Load())
+		n.moved.Store(int64(time.Since(n.begun)))
 	}
 	return true
 }

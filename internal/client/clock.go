@@ -64,14 +64,17 @@ func (k *clock) look(ask func() (micros int64, err error)) *glance {
 	}
 	k.glance = g
 	go func() {
-		now, err := ask()
-		if now != 0 && err == nil {
+		g.err = errSilent // if Trace.RedisError leaves ask by runtime.Goexit
+		defer func() {
+			k.mu.Lock()
+			k.glance = nil
+			k.mu.Unlock()
+			close(g.over)
+		}()
+		var now int64
+		if now, g.err = ask(); now != 0 && g.err == nil {
 			k.see(now)
 		}
-		k.mu.Lock()
-		g.err, k.glance = err, nil
-		k.mu.Unlock()
-		close(g.over)
 	}()
 	return g
 }

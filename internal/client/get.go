@@ -32,7 +32,7 @@ func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time
 	}
 	cmd := redis.NewStringCmd(ctx, "get", key)
 	p := parcel{rdb: c.Redis, timeout: c.Timeout, ctx: ctx, cmd: cmd, ahead: ahead}
-	call := call{Command: Command{Op: "get", Key: key, Spared: true}, client: c, node: n, sent: now, gate: n.together}
+	call := call{Command: Command{Op: "get", Key: key, Spared: true, Cached: c.cached}, client: c, node: n, sent: now, gate: n.together}
 	if !call.gate.tryEnter() {
 		if err := c.wait(&call, p); err != nil {
 			return nil, time.Since(call.sent), err
@@ -42,13 +42,12 @@ func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time
 	bounded := commandContext{shared.ctx, ctx}
 	if c.bounded && !endsWithin(ctx, c.Timeout) && !n.quiet(shared.begun) {
 		answered := false
-		defer func() { call.leave(answered) }()
 		n.using.Add(1)
+		defer func() { n.using.Add(-1); call.leave(answered) }()
 		if err = c.process(bounded, p, call.group); err == nil {
 			data, err = cmd.Bytes()
 		}
 		err = n.explain(err, c.Timeout)
-		n.using.Add(-1)
 		answered = c.observe(ctx, call, err)
 	} else {
 		leave := func(answered bool) { call.leave(answered) }
@@ -74,10 +73,10 @@ func (c *Client) GetMany(ctx context.Context, ahead []redis.Cmder, keys []string
 		return nil, 0, err
 	}
 	begun := time.Now()
-	what := Command{Op: "get", Key: keys[0], Within: c.Timeout, Spared: true}
+	what := Command{Op: "get", Key: keys[0], Within: c.Timeout, Spared: true, Cached: c.cached}
 	replies, err = DoWithin(ctx, c, what, func(ctx context.Context) ([]*redis.StringCmd, error) {
 		replies := make([]*redis.StringCmd, len(keys))
-		_, _ = c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each reply has its error
+		_, _ = Pipelined(ctx, c.Redis, func(p redis.Pipeliner) { // each reply has its error
 			for i, key := range keys {
 				if ahead != nil {
 					_ = p.Process(ctx, ahead[i])
@@ -87,7 +86,6 @@ func (c *Client) GetMany(ctx context.Context, ahead []redis.Cmder, keys []string
 			if c.fromMasters {
 				p.Del(ctx, keys[0]+":none") // no key ends like this
 			}
-			return nil
 		})
 		for _, reply := range replies {
 			if err := reply.Err(); err != nil && !errors.Is(err, redis.Nil) {

@@ -102,10 +102,10 @@ func (c *Client) nodeOf(key string) *node {
 const idle = 10 * time.Minute
 
 // forgetIdle is called when the Cluster has changed, so that nodes that have left it are not kept
-// for ever.
+// for ever. A node with an open breaker is watched: its probe notices that it has left.
 func (n *nodes) forgetIdle() {
 	n.of.Range(func(master, known any) bool {
-		if s := known.(*node).server; s.silentSince(s.begun) > idle {
+		if s := known.(*node).server; s.silentSince(s.begun) > idle && s.outage.Load() == nil {
 			n.of.Delete(master)
 		}
 		return true

@@ -96,11 +96,10 @@ func (s *group) send(g *gate) {
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { g.leave(false) })
 	sent := time.Now()
-	_, err := first.rdb.Pipelined(ctx, func(p redis.Pipeliner) error { // each command has its error
+	_, err := Pipelined(ctx, first.rdb, func(p redis.Pipeliner) { // each command has its error
 		for _, w := range s.waiters {
 			w.addTo(ctx, p)
 		}
-		return nil
 	})
 	close(s.done)
 	answered := !Unreachable(err)

@@ -42,13 +42,12 @@ func SetMany(ctx context.Context, c *client.Client, sets []Set) (errs []error, e
 	var caller client.Caller
 	defer caller.Leave()
 	cmds, err := client.Do(ctx, c, "set", sets[0].Value, func(ctx context.Context) ([]redis.Cmder, error) {
-		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		cmds, err := client.Pipelined(ctx, c.Redis, func(p redis.Pipeliner) {
 			for _, s := range sets { // EVAL, since a pipeline cannot fall back from EVALSHA
 				set := redis.NewCmd(ctx, "eval", wake.Lua+setLua, 2, s.Value, s.Lock, s.Data, s.Life.Milliseconds())
 				set.SetFirstKeyPos(3)
 				_ = p.Process(ctx, caller.Only(set))
 			}
-			return nil
 		})
 		if client.ScriptsRefused(err) {
 			err = nil

@@ -98,12 +98,11 @@ func (r *rebuild) readLarge(ctx context.Context, values []*storedValue) error {
 func (r *rebuild) readFrom(ctx context.Context, values []*storedValue, send func(p redis.Pipeliner, i int), take func(i int) error) error {
 	_, err := client.Retry(ctx, r.keys.client.Timeout, client.Unreachable, func(within time.Duration) (any, error) {
 		return client.DoWithin(ctx, r.keys.client, client.Command{Op: tagging, Key: values[0].valueKey, Within: within}, func(ctx context.Context) (_ any, failed error) {
-			_, _ = r.keys.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each reply has its error
+			_, _ = client.Pipelined(ctx, r.keys.client.Redis, func(p redis.Pipeliner) { // each reply has its error
 				for i := range values {
 					send(p, i)
 				}
 				p.Del(ctx, values[0].valueKey+":none") // a write, though of nothing: a replica may be behind, and must not answer
-				return nil
 			})
 			for i, v := range values {
 				if v.err = take(i); v.err != nil && !client.WrongType(v.err) && !errors.Is(v.err, redis.Nil) {

@@ -1,0 +1,159 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// refusing is a hook that refuses pipelines, and sets no error of their commands.
+type refusing struct{ redis.Hook }
+
+var errRefusing = errors.New("the hook refuses")
+
+func (refusing) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (refusing) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (refusing) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(context.Context, []redis.Cmder) error { return errRefusing }
+}
+
+// A pipeline that a hook of the user refuses is no answer: each of its commands fails.
+func TestPipelined_RefusedByHook(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		rdb := mute(t)
+		rdb.AddHook(refusing{})
+		w := watch(t, rdb, timeout)
+		if _, _, err := w.GetMany(t.Context(), nil, []string{"a", "b"}); !errors.Is(err, errRefusing) {
+			t.Errorf("GetMany: %v", err)
+		}
+		g := w.node.together
+		g.size, g.most = 1, 2
+		g.tryEnter() // until all wait
+		var wg sync.WaitGroup
+		for range 2 { // which go together
+			wg.Go(func() {
+				if _, _, err := w.Get(t.Context(), time.Now(), "a"); !errors.Is(err, errRefusing) {
+					t.Errorf("Get: %v", err)
+				}
+			})
+		}
+		synctest.Wait()
+		g.leave(true)
+		wg.Wait()
+	})
+}
+
+// A function of Trace that leaves by panic or runtime.Goexit keeps no caller waiting, and no place at the gate.
+func TestDo_TraceLeaves(t *testing.T) {
+	t.Parallel()
+	for name, way := range map[string]struct {
+		leave func()
+		cmd   func(context.Context) (int, error)
+	}{
+		"panic in the caller": {
+			func() { panic("RedisError") },
+			func(ctx context.Context) (int, error) { <-ctx.Done(); time.Sleep(time.Second); return 0, nil },
+		},
+		"Goexit of the command": {runtime.Goexit, func(context.Context) (int, error) { return 0, errors.New("at once") }},
+	} {
+		runInBubble(t, name, func(t *testing.T) {
+			c := New(mute(t), timeout, func(context.Context, string, error) { way.leave() }, func(error) {}, nil)
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				defer func() { _ = recover() }()
+				_, _ = Do(t.Context(), c, "test", "k", way.cmd)
+			}()
+			select {
+			case <-ended:
+			case <-time.After(time.Minute):
+				t.Error("the caller waits for ever")
+			}
+			if places := c.node.alone.state.Load(); places != 0 {
+				t.Errorf("%d places are taken", places)
+			}
+			time.Sleep(time.Minute) // the command ends
+		})
+	}
+}
+
+// Replies from the memory of a client show nothing of the server: they keep no breaker from opening.
+func TestBreaker_ClientSideCaching(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		rdb := mute(t, func(o *redis.Options) { o.Protocol, o.ClientSideCacheConfig = 3, &redis.ClientSideCacheConfig{} })
+		rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if len(cmd.Args()) > 1 && cmd.Args()[1] == "hot" {
+				return nil
+			}
+			return next(ctx, cmd)
+		}))
+		w := watch(t, rdb, timeout)
+		time.Sleep(time.Minute)
+		begun := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for !w.AnyAway() && time.Since(begun) < time.Minute {
+				_, _, _ = w.Get(t.Context(), time.Now(), "hot")
+				time.Sleep(timeout / 30)
+			}
+		})
+		for range 3 {
+			_, _, _ = w.Get(t.Context(), time.Now(), "cold")
+		}
+		if took := time.Since(begun); took > timeout {
+			t.Errorf("three callers have waited for %v in all, want one %v", took, timeout)
+		}
+		wg.Wait()
+	})
+}
+
+// What closed caches knew of an outage does not keep a new one from asking.
+func TestBreaker_NobodyWatches(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		rdb := mute(t)
+		lock := New(rdb, timeout, func(context.Context, string, error) {}, func(error) {}, nil) // keeps the server
+		w := watch(t, rdb, timeout)
+		w.openBreaker()
+		w.close()
+		later := watch(t, rdb, timeout)
+		if later.Away("k") || lock.Away("k") {
+			t.Error("away, though nobody has asked since")
+		}
+		if got := later.reported(); len(got) > 0 {
+			t.Errorf("told %v", got)
+		}
+	})
+}
+
+// A node with an open breaker is not forgotten when the Cluster changes: each new look at it would begin to watch it again.
+func TestCluster_RemembersDeadNodes(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		rdb := redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: []string{"127.0.0.1:1"}, Dialer: mute(t).Options().Dialer, DisableIdentity: true,
+			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+				return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:2"}}}}, nil
+			},
+		})
+		defer rdb.Close()
+		redistest.Must(t, rdb.ForEachMaster(t.Context(), func(context.Context, *redis.Client) error { return nil }))
+		w := watch(t, rdb, timeout)
+		time.Sleep(time.Nanosecond)
+		w.node.noteAnswer()
+		n := w.nodeOf("k")
+		w.openBreaker()
+		time.Sleep(2 * idle)
+		w.nodes.forgetIdle()
+		if w.nodeOf("k") != n {
+			t.Error("forgotten while its breaker is open")
+		}
+		w.close()
+	})
+}
