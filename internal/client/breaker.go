@@ -50,7 +50,8 @@ type breaker struct {
 // So while other commands are on their way and none has been answered, it gets a goroutine, as
 // without the option. A command is not repeated while the breaker is open (Again). A caller that
 // has found the breaker closed does not wait either if it has opened before the command was sent
-// (Spared). See TestBreaker_OpensForThoseThatWait, TestBreaker_FirstRequests.
+// (Spared). See TestBreaker_OpensForThoseThatWait, TestBreaker_OpensBeforeTheCommand,
+// TestReachable_BreakerOpens, TestBreaker_FirstRequests, TestServer_SilentForAnyCall.
 type outage struct {
 	err  error           // that opened the breaker
 	key  string          // of its command
@@ -154,7 +155,7 @@ func yieldToReaders() {
 // A failure counts at once only if its command was sent after the last answer. Commands share a
 // limit and fail together; an answer after they were sent proves more than they do. A failure that
 // is noticed much later than RedisTimeout does not count either: this process was held up. See
-// TestBreaker_AfterTheLastAnswer, TestBreaker_HeldUpProcess.
+// TestBreaker_VolleyAroundAnAnswer, TestBreaker_FailureBeforeAnAnswer, TestBreaker_HeldUpProcess.
 func (c *Client) noteFailure(call call, err error) bool {
 	n := call.node
 	if c.stalled(time.Since(call.sent)) {

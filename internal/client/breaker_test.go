@@ -16,6 +16,58 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
+// Failures of commands that were sent before an answer do not open the breaker, however many.
+func TestBreaker_VolleyAroundAnAnswer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		w.node.limit.half = nil // failures are counted here, not pings
+		for range 10 {
+			var wg sync.WaitGroup
+			for range 4 * Limit {
+				wg.Go(func() { _ = w.get(t.Context()) }) // fails after timeout
+			}
+			time.Sleep(timeout / 2)
+			_ = w.do(nil)
+			wg.Wait()
+			if w.AnyAway() {
+				t.Fatal("open, although the server has answered half of the time ago")
+			}
+			// Nor do failures of commands sent after it, as long as the silence is shorter than a
+			// command may take.
+			for range 2 * Limit {
+				_ = w.do(errLost)
+			}
+			if w.AnyAway() {
+				t.Fatal("open after less silence than a command may take")
+			}
+			_ = w.do(nil)
+		}
+		var wg sync.WaitGroup
+		for range Limit {
+			wg.Go(func() { _ = w.get(t.Context()) })
+		}
+		time.Sleep(timeout / 2)
+		_ = w.do(nil)
+		for range Limit - 2 {
+			_ = w.do(errLost)
+		}
+		wg.Wait()
+		time.Sleep(timeout)
+		_ = w.do(errLost)
+		if w.AnyAway() {
+			t.Fatal("open after one failure less than it takes, and those from before the answer")
+		}
+		_ = w.do(nil)
+		for range Limit {
+			wg.Go(func() { _ = w.get(t.Context()) })
+		}
+		wg.Wait()
+		if !w.AnyAway() {
+			t.Error("closed after a volley with no answer")
+		}
+	})
+}
+
 // Failures that end much later than possible do not open the breaker: this process was stalled.
 func TestBreaker_HeldUpProcess(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -108,6 +160,30 @@ func TestReachable(t *testing.T) {
 	})
 }
 
+// A failure of a command that was sent before the last answer counts for nothing, whatever pings have found since.
+func TestBreaker_FailureBeforeAnAnswer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		rdb := mute(t)
+		w, patient := watch(t, rdb, timeout), watch(t, rdb, time.Hour)
+		var wg sync.WaitGroup
+		slow := func() {
+			_, _ = Do(t.Context(), w.Client, "slow", "k", func(ctx context.Context) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
+		}
+		wg.Go(slow)
+		time.Sleep(timeout / 8)
+		_ = w.do(nil)
+		wg.Go(slow)
+		time.Sleep(w.least())
+		if !w.node.mute() || w.failures("slow") != 1 {
+			t.Errorf("a ping is unanswered: %t; %d commands have failed", w.node.mute(), w.failures("slow"))
+		}
+		if w.Away("k") || patient.Away("k") {
+			t.Error("open after less silence than a command may take")
+		}
+		wg.Wait()
+	})
+}
+
 // A silence is noticed a command's time after the last answer, also by those whose commands were sent before it, and
 // while commands queue. So a caller that asks several caches waits for that time once.
 func TestBreaker_AfterTheLastAnswer(t *testing.T) {
@@ -154,6 +230,21 @@ func TestBreaker_AfterTheLastAnswer(t *testing.T) {
 	}
 }
 
+// A caller that has seen the breaker closed does not wait for its command if it has opened since.
+func TestBreaker_OpensBeforeTheCommand(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		w.openBreaker()
+		begun := time.Now()
+		_, err := DoWithin(t.Context(), w.Client, Command{Op: "get", Key: "k", Within: timeout, Spared: true}, func(ctx context.Context) (string, error) {
+			return w.Redis.Get(ctx, "k").Result()
+		})
+		if took := time.Since(begun); !errors.Is(err, ErrAway) || took != 0 {
+			t.Errorf("%v after %v", err, took)
+		}
+	})
+}
+
 // A caller that leaves while it waits for the ping of another does not keep later callers from asking.
 func TestReachable_CallerLeaves(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -174,6 +265,52 @@ func TestReachable_CallerLeaves(t *testing.T) {
 			t.Error("no ping was sent")
 		}
 	})
+}
+
+// The opening breaker releases those, too, that wait for the ping of another caller.
+func TestReachable_BreakerOpens(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		begun := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = w.get(t.Context()) })
+		for range 5 {
+			time.Sleep(timeout / 10)
+			wg.Go(func() {
+				if !w.Reachable(t.Context(), "k", time.Now()) {
+					t.Error("no ping sent after the call has been waited for")
+				}
+			})
+		}
+		wg.Wait()
+		if took := time.Since(begun); took > timeout {
+			t.Errorf("released after %v", took)
+		}
+	})
+}
+
+// The end of a cache waits for one probe, its own or another cache's.
+func TestBreaker_ClosedDuringAProbe(t *testing.T) {
+	t.Parallel()
+	for closed := range 4 { // one of three, or all
+		synctest.Test(t, func(t *testing.T) {
+			rdb := mute(t)
+			all := []*watcher{watch(t, rdb, timeout), watch(t, rdb, timeout), watch(t, rdb, timeout)}
+			all[0].openBreaker()
+			time.Sleep(timeout * 3 / 2)
+			begun := time.Now()
+			var wg sync.WaitGroup
+			for i, w := range all {
+				if closed == i || closed == len(all) {
+					wg.Go(w.close)
+				}
+			}
+			wg.Wait()
+			if took := time.Since(begun); took > timeout/2 {
+				t.Errorf("cache %d closed after %v; the probe had half of its time left", closed, took)
+			}
+		})
+	}
 }
 
 // A slow command alone opens no breaker, even if the server takes nearly half of a command's time for a ping.

@@ -219,7 +219,7 @@ func TestDo_EndedContext(t *testing.T) {
 	}
 }
 
-// New does not change the options of the user's client, whose hooks see every command, and the caller's values.
+// New does not change the options of the user's client, whose hooks see every command.
 func TestNew_UserClient(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
@@ -233,17 +233,8 @@ func TestNew_UserClient(t *testing.T) {
 		}
 		return nil
 	}))
-	var value any
-	rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-		if cmd.Name() == "get" {
-			value = ctx.Value(valueKey{})
-		}
-		return next(ctx, cmd)
-	}))
 	w := watch(t, rdb, time.Minute)
-	if _ = w.get(context.WithValue(t.Context(), valueKey{}, "v")); value != "v" {
-		t.Errorf("the hook has the value %v", value)
-	}
+	_ = w.get(t.Context())
 	_, err := Do(t.Context(), w.Client, "set", "k", func(ctx context.Context) ([]redis.Cmder, error) {
 		return w.Redis.TxPipelined(ctx, func(p redis.Pipeliner) error { p.Del(ctx, "k"); return nil })
 	})
@@ -258,8 +249,6 @@ func TestNew_UserClient(t *testing.T) {
 		t.Errorf("the options were %+v, and are %+v", before, *after)
 	}
 }
-
-type valueKey struct{}
 
 var errLost = errors.New("connection lost")
 

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -104,6 +105,22 @@ func TestTaking_Until(t *testing.T) {
 		m.SetTime(time.Now().Add(ahead))
 		if _, err := w.take(t.Context()); err != nil || !slices.Equal(slices.DeleteFunc(sent, func(name string) bool { return name == "hello" }), []string{"time", "evalsha"}) {
 			t.Errorf("%v, after %q", err, sent)
+		}
+	})
+}
+
+// A hasty caller that waits for the time which a patient one has asked for is released by its own breaker.
+func TestTaking_HastyAndPatient(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		rdb := mute(t)
+		hasty, patient := watch(t, rdb, timeout/10), watch(t, rdb, timeout)
+		begun := time.Now()
+		go func() { _, _ = patient.take(t.Context()) }()
+		go func() { _ = hasty.get(t.Context()) }()
+		time.Sleep(timeout / 20)
+		_, err := hasty.take(t.Context())
+		if took := time.Since(begun); !errors.Is(err, ErrAway) || !Unsent(err) || took > timeout/10 {
+			t.Errorf("%v after %v", err, took)
 		}
 	})
 }

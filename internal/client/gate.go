@@ -21,7 +21,7 @@ import (
 // a client that ignores deadlines keeps the connection for longer: with few places, two lost
 // replies would stop everything for ReadTimeout. The gate is not a semaphore.Weighted: only a
 // context can wake its waiters, and each command would need one. See TestWait_TimeBeginsWhenSent,
-// TestWait_CallerLeaves, TestWait_FrozenServer, TestTogether_LostReply,
+// TestWait_CallerLeaves, TestWait_FrozenServer, TestWait_OnlyPingsAnswered, TestTogether_LostReply,
 // TestClient_ManyColdKeys.
 type gate struct {
 	size  uint64

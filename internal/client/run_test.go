@@ -3,8 +3,10 @@ package client
 import (
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -42,6 +44,81 @@ func TestRunAll(t *testing.T) {
 		}
 		if n := w.failures("op"); n != 1 {
 			t.Errorf("%d failures, want 1", n)
+		}
+	})
+}
+
+// If a part of a pipeline is not answered, its commands have errors, and those before it their replies. A server that
+// has refused a command has answered.
+func TestRunAll_PartNotAnswered(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		for what, c := range map[string]struct {
+			first  error
+			unsent bool
+		}{
+			"after a reply":   {},
+			"after a refusal": {first: replyError("ERR no")},
+			"not sent":        {unsent: true},
+		} {
+			_, rdb := redistest.StartMini(t)
+			rdb.AddHook(replies(func(cmds []redis.Cmder) error {
+				for i, cmd := range cmds {
+					if !c.unsent {
+						cmd.Args() // as the writer does
+					}
+					if cmd.SetErr(io.ErrUnexpectedEOF); i == 0 && !c.unsent {
+						cmd.SetErr(c.first)
+					}
+				}
+				return io.ErrUnexpectedEOF
+			}))
+			w := watch(t, rdb, timeout)
+			s := NewScript("return 1")
+			r := RunAll(t.Context(), w.Client, Command{Op: "op", Key: "k", Within: timeout},
+				[]ScriptCall{{s, s.Call(0, 0)}, {s, s.Call(0, 0)}}, func(cmd *redis.Cmd) (int, error) { return 7, cmd.Err() })
+			if (r[0].Err == nil) != (what == "after a reply") || !Unreachable(r[1].Err) || Unsent(r[0].Err) != c.unsent || Unsent(r[1].Err) != c.unsent {
+				t.Errorf("%s: %v", what, r)
+			}
+		}
+	})
+}
+
+// replies answers pipelines in place of the server.
+type replies func(cmds []redis.Cmder) error
+
+func (replies) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (replies) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (h replies) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(_ context.Context, cmds []redis.Cmder) error { return h(cmds) }
+}
+
+// RetryAll repeats what is not answered, and nothing else.
+func TestRetryAll(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, rdb := redistest.StartMini(t)
+		w := watch(t, rdb, timeout)
+		var tries []string
+		begun := time.Now()
+		r := RetryAll(t.Context(), w.Client, Command{Key: "k", Within: timeout}, 4, func(_ time.Duration, some []int) []Reply[int] {
+			tries = append(tries, fmt.Sprint(some))
+			replies := make([]Reply[int], len(some))
+			for k, i := range some {
+				switch replies[k].Value = 10 * i; {
+				case i == 1 && len(tries) == 1, i == 3 && len(tries) < 3:
+					replies[k].Err = io.ErrUnexpectedEOF
+				case i == 2:
+					replies[k].Err = replyError("ERR no")
+				}
+			}
+			return replies
+		})
+		if want := []string{"[0 1 2 3]", "[1 3]", "[3]"}; !slices.Equal(tries, want) || time.Since(begun) >= timeout {
+			t.Errorf("tries of %q, want %q", tries, want)
+		}
+		for i, r := range r {
+			if r.Value != 10*i || (r.Err != nil) != (i == 2) {
+				t.Errorf("%d: %v", i, r)
+			}
 		}
 	})
 }

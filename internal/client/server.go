@@ -24,7 +24,7 @@ import (
 // The state of a server is shared through weak pointers. Caches and locks find the gate and the
 // breaker of their client by its address. The registry keeps neither alive. A client that is a
 // struct, and no pointer to one, has no address: its caches and locks share nothing. See
-// TestBreaker_Shared, TestServer_Shared, TestShared_Forgotten.
+// TestBreaker_Shared, TestServer_Shared, TestServer_Forgotten.
 type server struct {
 	rdb      redis.UniversalClient
 	alone    *gate // of commands that go alone

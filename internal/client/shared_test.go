@@ -138,6 +138,47 @@ func TestBreaker_PatientAtARestart(t *testing.T) {
 	})
 }
 
+// A breaker may be opened by several at a time, and by the last failure beside the first answer.
+func TestBreaker_AnswersAsItOpens(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), time.Hour)
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for range 2000 {
+					w.node.opens()
+					w.open(w.node, errLost, "k")
+					w.node.noteAnswer()
+				}
+			})
+		}
+		wg.Wait()
+		if over(w.node.opens()) {
+			t.Error("a command that waits is told that it opens")
+		}
+		if synctest.Wait(); w.AnyAway() {
+			t.Error("not told of the end")
+		}
+	})
+}
+
+// A cache that is being closed is not told that the breaker opens: nothing would tell it of the end.
+func TestBreaker_OpensForAClosingCache(t *testing.T) {
+	t.Parallel()
+	for range 20 { // each of what it finds at the same time may come first
+		synctest.Test(t, func(t *testing.T) {
+			rdb := mute(t)
+			closing, other := watch(t, rdb, timeout), watch(t, rdb, timeout)
+			closing.close()
+			other.openBreaker()
+			synctest.Wait()
+			if !other.AnyAway() || closing.AnyAway() || closing.reported() != nil {
+				t.Errorf("told %v, and the other one %v", closing.reported(), other.reported())
+			}
+		})
+	}
+}
+
 // A lock tries by itself when no cache probes the server any more, also if its command has to wait at the gate.
 func TestBreaker_LockAfterTheLastCache(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -164,6 +205,32 @@ func TestBreaker_LockAfterTheLastCache(t *testing.T) {
 		wg.Wait()
 		if w.node.outage.Load() != nil {
 			t.Error("open after an answer")
+		}
+	})
+}
+
+// Callers that joined before a ping was sent that was not answered need no other one.
+func TestReachable_SharedByThoseBefore(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		joined := time.Now()
+		time.Sleep(time.Millisecond)
+		var wg sync.WaitGroup
+		begun := time.Now()
+		for i := range 50 {
+			wg.Go(func() {
+				time.Sleep(time.Duration(i) * timeout / 100)
+				if w.Reachable(t.Context(), "k", joined) || time.Since(begun) > timeout {
+					t.Errorf("caller %d has its answer after %v", i, time.Since(begun))
+				}
+			})
+		}
+		wg.Wait()
+		if n := w.failures("ping"); n != 1 {
+			t.Errorf("%d pings, want 1", n)
+		}
+		if w.Reachable(t.Context(), "k", joined) || time.Since(begun) > timeout {
+			t.Errorf("it asks again")
 		}
 	})
 }
@@ -275,6 +342,26 @@ func TestBreaker_OpensForThoseThatWait(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Of all caches that notice an outage at the same time, one watches it: otherwise no cache would find out that it is
+// over.
+func TestBreaker_NoticedByMany(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		for range 2000 {
+			var wg sync.WaitGroup
+			for range 4 {
+				wg.Go(func() { w.open(w.node, errLost, "k") })
+			}
+			wg.Wait()
+			if !w.Away("k") || !w.AnyAway() {
+				t.Fatalf("away %t, watched %t", w.Away("k"), w.AnyAway())
+			}
+			_ = w.do(nil)
+			synctest.Wait()
+		}
+	})
 }
 
 // What a caller waits for is not sent again while the breaker is open.

@@ -238,6 +238,45 @@ func TestTogether_Length(t *testing.T) {
 	}
 }
 
+// A caller can leave until its command goes. A command that goes gets its reply, wherever its caller
+// is.
+func TestTogether_LeavesAsTheyGo(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRoad(t, 1)
+		g := &gate{size: 1, most: mostTogether}
+		g.tryEnter()
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		var waiters []*waiter
+		for range 4 {
+			waiters = append(waiters, g.enqueue(parcel{rdb: r.Redis, timeout: timeout, ctx: ended, cmd: redis.NewStringCmd(ended, "get", "0")}))
+		}
+		if !g.giveUp(waiters[0]) {
+			t.Error("a caller cannot leave while its command waits")
+		}
+		g.mu.Lock() // holds up the group
+		g.state.Add(^uint64(0))
+		g.admit(true)
+		if !waiters[1].group.leaveOut(waiters[1]) {
+			t.Error("a caller cannot leave before its command goes")
+		}
+		g.mu.Unlock()
+		synctest.Wait()
+		if g.giveUp(waiters[2]) {
+			t.Error("a caller can leave when its command has gone")
+		}
+		for i, want := range []string{"", "", "value of 0", "value of 0"} {
+			if got := waiters[i].cmd.(*redis.StringCmd).Val(); got != want {
+				t.Errorf("command %d: %q, want %q", i, got, want)
+			}
+		}
+		r.wantSent(0, 2)
+		if state := g.state.Load(); state != 0 {
+			t.Errorf("the gate is %#x in the end", state)
+		}
+	})
+}
+
 // A command whose reply is lost keeps its place until its time is over, and no longer, though a client
 // that does not observe deadlines keeps the connection.
 func TestTogether_LostReply(t *testing.T) {

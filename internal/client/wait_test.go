@@ -3,7 +3,9 @@ package client
 import (
 	"context"
 	"errors"
+	"net"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -196,6 +198,33 @@ func TestServer_Shared(t *testing.T) {
 	}
 }
 
+// A client that is no longer used is not kept alive by its server.
+func TestServer_Forgotten(t *testing.T) {
+	t.Parallel()
+	var collected atomic.Bool
+	var at clientAddr
+	func() {
+		type client struct{ redis.UniversalClient }
+		rdb := &client{}
+		runtime.AddCleanup(rdb, func(*atomic.Bool) { collected.Store(true) }, &collected)
+		s := serverOf(rdb)
+		servers.mu.Lock()
+		defer servers.mu.Unlock()
+		for a, known := range servers.of {
+			if known.Value() == s {
+				at = a
+			}
+		}
+	}()
+	redistest.Await(t, "the client and its server are forgotten", func() bool {
+		runtime.GC()
+		servers.mu.Lock()
+		defer servers.mu.Unlock()
+		_, known := servers.of[at]
+		return collected.Load() && !known
+	})
+}
+
 // A read is bounded even if OnConnect ignores its context.
 func TestBounded_OnConnect(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -247,4 +276,63 @@ func TestSend_CallerLeaves(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Pings that are answered, on connections that work, do not keep commands in the queue behind others that are not
+// answered, on connections that do not.
+//
+//fault:many-commands
+func TestWait_OnlyPingsAnswered(t *testing.T) {
+	t.Parallel()
+	for _, bounded := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			w := watch(t, mute(t, func(o *redis.Options) {
+				o.ContextTimeoutEnabled = bounded
+				o.Dialer = func(context.Context, string, string) (net.Conn, error) { return answering("ping", "+PONG\r\n"), nil }
+			}), timeout)
+			w.node.alone.size = 1
+			begun := time.Now()
+			var wg sync.WaitGroup
+			for range 10 {
+				wg.Go(func() {
+					if err := w.get(t.Context()); err == nil {
+						t.Error("a reply to a command that is not answered")
+					}
+				})
+			}
+			wg.Wait()
+			if took := time.Since(begun); took > 2*timeout {
+				t.Errorf("the last one failed after %v, want at most %v", took, 2*timeout)
+			}
+			if w.AnyAway() {
+				t.Error("open, although the server answers pings")
+			}
+		})
+	}
+}
+
+// answering returns a connection to a server that refuses HELLO, and CLIENT, by which go-redis asks for
+// notifications of maintenance; and answers one command only.
+func answering(command, reply string) net.Conn {
+	ours, theirs := net.Pipe()
+	go func() {
+		defer func() { _ = theirs.Close() }()
+		buf := make([]byte, 4096)
+		for {
+			n, err := theirs.Read(buf)
+			if err != nil {
+				return
+			}
+			switch sent := strings.ToLower(string(buf[:n])); {
+			case strings.Contains(sent, "hello"), strings.Contains(sent, "client"):
+				_, err = theirs.Write([]byte("-ERR unknown command\r\n"))
+			case strings.Contains(sent, command):
+				_, err = theirs.Write([]byte(reply))
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return ours
 }
