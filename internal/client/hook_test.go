@@ -137,7 +137,7 @@ func TestBreaker_NobodyWatches(t *testing.T) {
 func TestCluster_RemembersDeadNodes(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		rdb := redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: []string{"127.0.0.1:1"}, Dialer: mute(t).Options().Dialer, DisableIdentity: true,
+			Addrs: []string{"127.0.0.1:1"}, Dialer: mute(t).Options().Dialer, DisableIdentity: true, PoolSize: 1000,
 			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
 				return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:2"}}}}, nil
 			},
