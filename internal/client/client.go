@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -201,18 +200,6 @@ func (c *Client) process(ctx context.Context, p parcel, together *group) error {
 		_ = c.Redis.Process(ctx, p.cmd) // which has the error
 	}
 	return nil
-}
-
-// Pipelined sends commands in one pipeline. If a hook of the user's client has refused the pipeline, each of them gets
-// that error.
-func Pipelined(ctx context.Context, rdb redis.UniversalClient, queue func(p redis.Pipeliner)) ([]redis.Cmder, error) {
-	cmds, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error { queue(p); return nil })
-	if err != nil && !slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return cmd.Err() != nil }) {
-		for _, cmd := range cmds {
-			cmd.SetErr(err)
-		}
-	}
-	return cmds, err
 }
 
 func do[R any](ctx context.Context, c *Client, what Command, p parcel,

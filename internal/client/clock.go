@@ -1,6 +1,7 @@
 package client
 
 import (
+	"errors"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -50,6 +51,9 @@ type glance struct {
 	err  error
 }
 
+// errNoTime is the outcome of a question that Trace.RedisError has left by runtime.Goexit.
+var errNoTime = errors.New("the time of the server is not known")
+
 // look asks for the time. Commands that need it at the same time share one question.
 func (k *clock) look(ask func() (micros int64, err error)) *glance {
 	k.mu.Lock()
@@ -64,7 +68,7 @@ func (k *clock) look(ask func() (micros int64, err error)) *glance {
 	}
 	k.glance = g
 	go func() {
-		g.err = errSilent // if Trace.RedisError leaves ask by runtime.Goexit
+		g.err = errNoTime
 		defer func() {
 			k.mu.Lock()
 			k.glance = nil

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -44,4 +45,16 @@ func Transaction(ctx context.Context, by interface {
 		}
 	}
 	return err
+}
+
+// Pipelined sends commands in one pipeline. If a hook of the user's client has refused the pipeline, each of them gets
+// that error.
+func Pipelined(ctx context.Context, rdb redis.UniversalClient, queue func(p redis.Pipeliner)) ([]redis.Cmder, error) {
+	cmds, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error { queue(p); return nil })
+	if err != nil && !slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return cmd.Err() != nil }) {
+		for _, cmd := range cmds {
+			cmd.SetErr(err)
+		}
+	}
+	return cmds, err
 }
