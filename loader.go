@@ -171,6 +171,9 @@ func (u user) Returned(key string, v any, err error) (o fill.Outcome) {
 		o.Life = u.store.LifeOf(key, v) // by Options.TTLFunc
 	} else {
 		o.NotFound, o.NoStale, o.Text = isNotFound(err), says(err, ErrNoStale), foreign.Text(err)
+		if o.NotFound {
+			o.Value = nil // what the Loader returned beside it means nothing
+		}
 		o.Passing = isPanic(err) || foreign.Is(err, context.Canceled) || foreign.Is(err, context.DeadlineExceeded)
 	}
 	return o

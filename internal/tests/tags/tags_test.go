@@ -67,7 +67,9 @@ func TestDeleteTag(t *testing.T) {
 			t.Helper()
 			_, err := c.GetOrLoad(ctx, "one", cachetest.Gives("ab"))
 			redistest.Must(t, err)
-			none := cachetest.Fails[string](singlefill.ErrNotFound)
+			none := func(context.Context, string) (string, error) {
+				return "ab, which means nothing", singlefill.ErrNotFound
+			}
 			if _, err = c.GetOrLoad(ctx, "zero", none); err != singlefill.ErrNotFound {
 				t.Fatal(err)
 			}
