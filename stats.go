@@ -11,7 +11,7 @@ type Stats struct {
 	StaleHits    int64 // of Hits, those that found a stale value
 	NearStale    int64 // of NearHits, those that found a stale value
 	Misses       int64 // GetOrLoad calls answered in another way, and Get calls that returned ErrMiss
-	Shared       int64 // of Misses, those for which another call of this process worked
+	Shared       int64 // of Hits and Misses, those for which another call of this process worked
 	Stale        int64 // calls that returned a stale value, hits and misses
 	StaleOnError int64 // of Stale, misses whose load failed or took too long
 

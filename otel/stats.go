@@ -40,7 +40,7 @@ var statMetrics = []statMetric{
 		sample(redisStale, redis, stale)
 		sample(s.Misses, redis, miss)
 	}},
-	{"singlefill.gets.shared", "{call}", "Misses for which another call of the process read, waited or loaded.", counter,
+	{"singlefill.gets.shared", "{call}", "Hits and misses for which another call of the process read, waited or loaded.", counter,
 		of(func(s *singlefill.Stats) int64 { return s.Shared })},
 	{"singlefill.stale.served", "{value}", "Stale values that calls returned, by reason.", counter, func(s *singlefill.Stats, sample sampler) {
 		sample(s.Stale-s.StaleOnError, reasonKey.String("revalidating"))

@@ -36,7 +36,7 @@ var statMetrics = []statMetric{
 		sample(float64(redisStale), "redis", "stale")
 		sample(float64(s.Misses), "redis", "miss")
 	}, "layer", "result"),
-	count("gets_shared_total", "Misses for which another call of the process read, waited or loaded.", func(s *singlefill.Stats) int64 { return s.Shared }),
+	count("gets_shared_total", "Hits and misses for which another call of the process read, waited or loaded.", func(s *singlefill.Stats) int64 { return s.Shared }),
 	counter("stale_served_total", "Stale values that calls returned, by reason.", func(s *singlefill.Stats, sample sampler) {
 		sample(float64(s.Stale-s.StaleOnError), "revalidating")
 		sample(float64(s.StaleOnError), "load_failed")
