@@ -3,6 +3,7 @@ package singlefill
 import (
 	"cmp"
 	"context"
+	"math"
 	"sync"
 	"time"
 
@@ -103,7 +104,7 @@ func newRooms(rdb redis.UniversalClient, namespace string, s settings, typ *valu
 	store := value.New(typ, namespace, redis, memory, events)
 	var index *tags.Index
 	if typ.Tags != nil {
-		index = tags.New(redis, namespace, 2*s.loadTimeout, s.lockTTL)
+		index = tags.New(redis, namespace, 2*min(s.loadTimeout, math.MaxInt64/2), s.lockTTL)
 	}
 	keys := revoke.NewKeys(redis, store, tier, fills, closing)
 	space := revoke.NewSpace(keys, namespace, s.lockTTL, index, events)

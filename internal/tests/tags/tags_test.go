@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -515,4 +516,23 @@ func TestTags_BooksAreBounded(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A LoadTimeout of centuries is no reason to refuse a load during which other tags are invalidated.
+func TestDeleteTag_LongLoadTimeout(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		opts := tagged
+		opts.LoadTimeout = math.MaxInt64 / 4 * 3
+		c := cachetest.NewCacheIn(t, rdb, "ns", &opts)
+		redistest.Must(t, c.Clear(t.Context()))
+		cachetest.Ask(t.Context(), c, "k", func(ctx context.Context, _ string) (string, error) {
+			for i := range 100 { // in all books
+				redistest.Must(t, c.DeleteTag(ctx, fmt.Sprint("other ", i)))
+			}
+			return "v", nil
+		})
+		if n := c.Stats(); n.Stored != 1 {
+			t.Errorf("%+v, want the load stored", n)
+		}
+	})
 }
