@@ -7,6 +7,7 @@ import (
 	"maps"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -940,4 +941,76 @@ func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 		held.Give("v1")
 		elsewhere.Want(t, "v1")
 	})
+}
+
+// Locks are held until the values are stored, however long encoding and sending them takes: another process does not
+// load meanwhile.
+func TestGetOrLoadMany_SlowStore(t *testing.T) {
+	for name, x := range map[string]struct {
+		keys   int
+		value  string
+		encode time.Duration // of one value
+		send   time.Duration // of 1 MB
+	}{
+		"codec":   {keys: 256, value: "v", encode: 25 * time.Millisecond},
+		"network": {keys: 30, value: strings.Repeat("x", 600_000), send: 500 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				opts := &singlefill.Options[string]{
+					Codec: slowCodec{singlefill.Raw, x.encode}, LockTTL: 5 * time.Second, LoadTimeout: 30 * time.Second, RedisTimeout: 500 * time.Millisecond,
+				}
+				here := cachetest.NewCacheIn(t, rdb, "ns", opts)
+				there := cachetest.NewCaches(t, m, "ns", 1, opts)[0]
+				rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+					size := 0
+					for _, cmd := range cmds {
+						for _, arg := range cmd.Args() {
+							if data, ok := arg.([]byte); ok {
+								size += len(data)
+							}
+						}
+					}
+					time.Sleep(time.Duration(size) * x.send / 1_000_000)
+					return nil
+				}))
+				var loads atomic.Int64
+				load := func(_ context.Context, keys []string) (map[string]string, error) {
+					loads.Add(int64(len(keys)))
+					values := make(map[string]string)
+					for _, key := range keys {
+						values[key] = x.value
+					}
+					return values, nil
+				}
+				keys := make([]string, x.keys)
+				for i := range keys {
+					keys[i] = strconv.Itoa(i)
+				}
+				var both sync.WaitGroup
+				for _, c := range []*singlefill.Cache[string]{here, there} {
+					both.Go(func() {
+						if _, err := c.GetOrLoadMany(t.Context(), keys, load); err != nil {
+							t.Error(err)
+						}
+					})
+					synctest.Wait()
+				}
+				both.Wait()
+				if n := loads.Load(); n != int64(len(keys)) {
+					t.Errorf("%d loads of %d keys", n, len(keys))
+				}
+			})
+		})
+	}
+}
+
+type slowCodec struct {
+	singlefill.Codec
+	takes time.Duration
+}
+
+func (c slowCodec) Marshal(v any) ([]byte, error) {
+	time.Sleep(c.takes)
+	return c.Codec.Marshal(v)
 }

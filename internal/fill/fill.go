@@ -159,6 +159,9 @@ func (x *set) split(some []*filling) *set {
 	}
 	x.fills, x.mine = without(x.fills, moved), without(x.mine, moved)
 	y := &set{Filler: x.Filler, mine: some, fills: some, from: x.from, wait: x.wait, queued: x.queued, since: x.since}
+	if y.call = x.call; y.call != nil {
+		y.call.sets.Add(1)
+	}
 	y.load = x.Fills.Split(x.load, fills)
 	y.slot = x.Slots.NewSlot(y.load)
 	return y
@@ -221,6 +224,9 @@ func (x *set) leave(ctx context.Context, s *state) {
 	for _, f := range x.mine {
 		x.end(ctx, f, nil, 0) // does nothing if the fill has ended
 		x.over(ctx, f)
+	}
+	if x.call != nil {
+		x.call.setEnded()
 	}
 	x.slot.Release()
 	x.Fills.Over()

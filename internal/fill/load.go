@@ -22,6 +22,7 @@ type running struct {
 	outcomes []Outcome // of the first of fills; only the goroutine of the Loader uses it
 	cancel   func()
 	stop     func()       // ends the renewals of the locks
+	sets     atomic.Int64 // that have not ended: the set, and those that it has left the keys of other servers to
 	void     atomic.Int64 // fills of which no caller may have the value any more
 	returned atomic.Bool  // the set has an outcome
 }
@@ -29,6 +30,14 @@ type running struct {
 // claim reports whether the set goes on in this goroutine: in the goroutine of the Loader, or, if the Loader has not
 // returned at LoadTimeout, in another one.
 func (r *running) claim() bool { return r.returned.CompareAndSwap(false, true) }
+
+// setEnded ends the renewals with the last set. Until then a value is being encoded or stored, which may take longer
+// than LockTTL: other processes would load meanwhile, and Redis would refuse the value.
+func (r *running) setEnded() {
+	if r.sets.Add(-1) == 0 {
+		r.stop()
+	}
+}
 
 // callLoader is the turn in which the Loader runs. The goroutine of a Loader that has not returned by LoadTimeout,
 // or when loads are aborted, is abandoned: the set goes on in another one.
@@ -68,6 +77,7 @@ func (x *set) abandonLoad(ctx context.Context, err error) {
 func (x *set) beginLoad(ctx context.Context) (loadCtx context.Context) {
 	loadCtx, cancel := context.WithTimeout(ctx, x.LoadTimeout)
 	x.call = &running{Filler: x.Filler, fills: x.fills, context: loadCtx, cancel: cancel, stop: func() {}}
+	x.call.sets.Store(1)
 	var locks []*filllock.Lock
 	for _, f := range x.fills {
 		x.Events.LoadBegun(f.fill.Refresh)
@@ -101,12 +111,20 @@ func (x *set) beginLoad(ctx context.Context) (loadCtx context.Context) {
 // renewals.
 const renewAfter = 10 * time.Millisecond
 
-// renew renews locks until stop is called. A caller that joins brings the next renewal forward,
-// so that a lost lock is noticed soon.
-func (x *set) renew(ctx context.Context, locks []*filllock.Lock) (stop func()) {
+// renew renews locks until stop is called, or LoadTimeout is over. A caller that joins brings the next renewal forward,
+// so that a lost lock is noticed soon; of a load that has ended the store tells.
+func (x *set) renew(loadCtx context.Context, locks []*filllock.Lock) (stop func()) {
 	fills := x.fills // among them the fills of the locks
-	return x.Fills.Later(min(renewAfter, x.LockTTL/3), func() {
-		filllock.Keep(ctx, locks, x.load.Woken, func(l *filllock.Lock) {
+	call, load := x.call, x.load
+	deadline, _ := loadCtx.Deadline()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(loadCtx))
+	later := x.Fills.Later(min(renewAfter, x.LockTTL/3), func() {
+		ctx, cancel := context.WithDeadline(ctx, deadline)
+		defer cancel()
+		filllock.Keep(ctx, locks, load.Woken, func(l *filllock.Lock) {
+			if call.returned.Load() {
+				return
+			}
 			x.Events.LockLost()
 			for _, f := range fills {
 				if f.lock == l {
@@ -115,6 +133,7 @@ func (x *set) renew(ctx context.Context, locks []*filllock.Lock) (stop func()) {
 			}
 		})
 	})
+	return func() { cancel(); later() }
 }
 
 // callUser calls the Loader.
@@ -173,7 +192,6 @@ func (x *set) loaded(outcomes []Outcome) {
 			x.times.Note(f.key, o.info.Duration)
 		}
 	}
-	x.call.stop()
 	x.call.cancel()
 	x.slot.Release()
 }
