@@ -235,7 +235,9 @@ func TestRefresh_Superseded(t *testing.T) {
 func TestRefresh_RedisAway(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		var out cachetest.Outage
+		answersGets := cachetest.Outage{Keeps: func(cmd []string) bool { return cmd[0] != "get" }}
 		rdb.AddHook(out.Hook())
+		rdb.AddHook(answersGets.Hook())
 		c := cachetest.NewCacheIn(t, rdb, "ns", cachetest.StaleOptions(0, 0))
 		wantErr := func(what string, err error) {
 			t.Helper()
@@ -264,14 +266,13 @@ func TestRefresh_RedisAway(t *testing.T) {
 
 		// The GET is answered, and the command that asks for the lock is not.
 		redistest.Must(t, c.Delete(t.Context(), "k"))
-		out.Keeps = func(cmd []string) bool { return cmd[0] != "get" }
-		out.On.Store(true)
+		answersGets.On.Store(true)
 		refresh := goRefresh(t.Context(), c, cachetest.MustNotLoad[string](t))
 		synctest.Wait()
 		get := cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")) // joins its fill
 		wantErr("before the lock", <-refresh)
 		get.Want(t, "v")
-		out.On.Store(false)
+		answersGets.On.Store(false)
 	})
 }
 
