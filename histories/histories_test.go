@@ -156,5 +156,5 @@ func claimsOf(f *fleet, p plan, ops []op, log map[[2]int]int64, faults bool) (cl
 }
 
 func judgeLock(f *fleet, p plan, ops []op, _ bool) ([]claim, error) {
-	return []claim{{p.Of, lockModel(kinds[p.Of]), asSteps(ops, p.Of == "fair", f.timeouts.TTL)}}, nil
+	return []claim{{p.Of, lockModel(kinds[p.Of]), asSteps(ops, f.timeouts.TTL)}}, nil
 }

@@ -95,9 +95,9 @@ func with(set string, who rune) string {
 const clockSlack = 3 * time.Millisecond
 
 // asSteps returns the steps that must or may have happened on the server, so that ops ended as they
-// did. With fair it does not judge whether a try was right to find the lock busy: waiters may have been
-// queued.
-func asSteps(ops []op, fair bool, ttl time.Duration) (out []porcupine.Operation) {
+// did. It does not judge whether a try was right to find the lock busy while others waited: a free place may have been
+// reserved for a waiter, or waiters queued for it.
+func asSteps(ops []op, ttl time.Duration) (out []porcupine.Operation) {
 	server := int64(ttl - clockSlack)          // how soon the server may end a lease after it was sent the command
 	holder := int64(ttl - ttl/20 - clockSlack) // how soon the holder may give it up after it began to ask for it
 	type key [2]int
@@ -112,6 +112,9 @@ func asSteps(ops []op, fair bool, ttl time.Duration) (out []porcupine.Operation)
 			unknown = min(unknown, o.Begin)
 		}
 	}
+	othersWait := func(o op) bool {
+		return slices.ContainsFunc(ops, func(w op) bool { return w.Name == opAcquire && w.Begin < o.End && w.End > o.Begin })
+	}
 	for i, o := range ops {
 		if o.Name == opRelease {
 			continue
@@ -125,7 +128,7 @@ func asSteps(ops []op, fair bool, ttl time.Duration) (out []porcupine.Operation)
 		switch {
 		case o.Result == resultOK:
 			add(stepGrant, o.Begin, o.End, o.Value, false)
-		case o.Result == resultBusy && o.End < unknown && !fair:
+		case o.Result == resultBusy && o.End < unknown && !othersWait(o):
 			add(stepBusy, o.Begin, o.End, 0, false)
 			continue
 		default: // it holds nothing, or what it holds only keeps others out

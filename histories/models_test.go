@@ -170,7 +170,7 @@ func (c control) judgeKey(ops []op) bool {
 		steps = asFloors(ops, c.model == "windows", nil)
 	default:
 		model = lockModel(kinds[c.model])
-		steps = asSteps(ops, false, 100*time.Millisecond)
+		steps = asSteps(ops, 100*time.Millisecond)
 	}
 	return porcupine.CheckOperations(model, steps)
 }
