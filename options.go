@@ -85,8 +85,8 @@ type Options[T any] struct {
 	// remembered. At least 1 ms. Default: off.
 	FailureTTL time.Duration
 
-	// LockTTL is the life of the fill lock, which is renewed while a load runs: the time after
-	// which a dead holder is replaced. More than 3 × RedisTimeout and less than LoadTimeout.
+	// LockTTL is the life of the fill lock, which is renewed until the value is stored, for LoadTimeout
+	// at most: the time after which a dead holder is replaced. More than 3 × RedisTimeout and less than LoadTimeout.
 	// Default: 5 s.
 	LockTTL time.Duration
 
