@@ -30,20 +30,6 @@ func loadMany(c *cachetest.Cache, before func(keys []string)) singlefill.ManyLoa
 	}
 }
 
-// mustLoadMany fails the test if GetOrLoadMany does not return the values of all keys.
-func mustLoadMany(t testing.TB, c *cachetest.Cache, keys []string, load singlefill.ManyLoader[string]) {
-	t.Helper()
-	values, err := c.GetOrLoadMany(context.Background(), keys, load)
-	if err != nil || len(values) != len(keys) {
-		t.Errorf("GetOrLoadMany = %d values, %v; want %d", len(values), err, len(keys))
-	}
-	for _, key := range keys {
-		if v := values[key]; v != "value of "+key {
-			t.Errorf("the value of %q is %q", key, v)
-		}
-	}
-}
-
 func keysOf(prefix string, n int) (keys []string) {
 	for i := range n {
 		keys = append(keys, fmt.Sprint(prefix, i))
