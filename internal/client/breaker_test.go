@@ -363,20 +363,7 @@ func TestCluster_SilentNode(t *testing.T) {
 		},
 	} {
 		runInBubble(t, name, func(t *testing.T) {
-			rdb := redis.NewClusterClient(&redis.ClusterOptions{
-				Addrs: []string{"127.0.0.1:1"}, Dialer: mute(t).Options().Dialer, DisableIdentity: true,
-				ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-					return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:2"}}}}, nil
-				},
-			})
-			defer rdb.Close()
-			redistest.Must(t, rdb.ForEachMaster(t.Context(), func(context.Context, *redis.Client) error { return nil }))
-			w := watch(t, rdb, timeout)
-			time.Sleep(time.Nanosecond)
-			w.node.noteAnswer()
-			if w.nodeOf("k") == w.node {
-				t.Fatal("the nodes are not known")
-			}
+			w := watchMuteCluster(t)
 			open(w)
 			for range 10 {
 				if !w.Away("k") {
@@ -395,6 +382,25 @@ func TestCluster_SilentNode(t *testing.T) {
 			w.close()
 		})
 	}
+}
+
+// watchMuteCluster returns a watcher of a Cluster whose one node is known and never answers.
+func watchMuteCluster(t *testing.T) *watcher {
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: []string{"127.0.0.1:1"}, Dialer: mute(t).Options().Dialer, DisableIdentity: true, PoolSize: 1000,
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:2"}}}}, nil
+		},
+	})
+	t.Cleanup(func() { _ = rdb.Close() })
+	redistest.Must(t, rdb.ForEachMaster(t.Context(), func(context.Context, *redis.Client) error { return nil }))
+	w := watch(t, rdb, timeout)
+	time.Sleep(time.Nanosecond)
+	w.node.noteAnswer()
+	if w.nodeOf("k") == w.node {
+		t.Fatal("the node is not known")
+	}
+	return w
 }
 
 // A frozen node of a Cluster opens its own breaker, and only that node is no longer asked.

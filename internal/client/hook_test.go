@@ -136,17 +136,7 @@ func TestBreaker_NobodyWatches(t *testing.T) {
 // A node with an open breaker is not forgotten when the Cluster changes: each new look at it would begin to watch it again.
 func TestCluster_RemembersDeadNodes(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		rdb := redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: []string{"127.0.0.1:1"}, Dialer: mute(t).Options().Dialer, DisableIdentity: true, PoolSize: 1000,
-			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-				return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:2"}}}}, nil
-			},
-		})
-		defer rdb.Close()
-		redistest.Must(t, rdb.ForEachMaster(t.Context(), func(context.Context, *redis.Client) error { return nil }))
-		w := watch(t, rdb, timeout)
-		time.Sleep(time.Nanosecond)
-		w.node.noteAnswer()
+		w := watchMuteCluster(t)
 		n := w.nodeOf("k")
 		w.openBreaker()
 		time.Sleep(2 * idle)
