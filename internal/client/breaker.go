@@ -129,7 +129,7 @@ func (c *Client) Again(key string) func(err error) bool {
 }
 
 // Gone reports whether a breaker stays open because the user has closed the client.
-func (c *Client) Gone() bool { return c.gone.Load() }
+func (c *Client) Gone() bool { return c.closed.Err() != nil }
 
 // AnyAway reports whether the breaker of any node is open.
 func (c *Client) AnyAway() bool { return c.nodes.open.Load() > 0 }
@@ -172,18 +172,26 @@ func (c *Client) noteFailure(call call, err error) bool {
 	return c.open(n, err, call.Key)
 }
 
-// expect is called when a command has failed that was sent before the last answer. If that stays the last one, and a
-// ping is not answered either, the breaker opens when all commands sent after it have had their time, as by the failure
-// of the first of them: perhaps none was, and the caller goes on with its next command.
+// expect is called when a command has failed that was sent before the last answer. If that stays the last one, the
+// breaker opens when all commands sent after it have had their time, as by the failure of the first of them: perhaps
+// none was, and the caller goes on with its next command. A ping must not have been answered either, and it must have
+// had as much time as one for a command that fails: half of a command's, see doubt.
 func (c *Client) expect(n *node, err error, key string) {
+	if n.limit.half == nil { // it sends no pings
+		return
+	}
 	answered, known := n.answered.Load(), n.overtaken.Load()
 	if known == answered || !n.overtaken.CompareAndSwap(known, answered) {
 		return
 	}
 	last := n.begun.Add(time.Duration(answered))
+	asks := last.Add(c.Timeout / 2)
+	time.AfterFunc(time.Until(asks), func() { c.doubt(n, last) })
 	time.AfterFunc(time.Until(last.Add(c.Timeout)), func() {
 		yieldToReaders()
-		if n.mute() && n.answered.Load() == answered && !c.stalled(time.Since(last)) {
+		asked := n.doubted.Load()
+		if n.mute() && n.answered.Load() == answered && !c.stalled(time.Since(last)) &&
+			asked > answered && time.Duration(asked) <= asks.Sub(n.begun)+c.Timeout/16 {
 			c.open(n, err, key)
 		}
 	})
@@ -267,6 +275,7 @@ func (c *Client) tell(o *outage) {
 	c.background(func(closing <-chan struct{}) {
 		select {
 		case <-o.over.Done():
+		case <-c.closed.Done():
 		case <-closing:
 		}
 		if o.over.Err() != nil {
@@ -303,7 +312,7 @@ func (c *Client) recover(n *node, o *outage, told bool, closing <-chan struct{})
 		}
 		switch err := c.probe(n, o, closing); {
 		case errors.Is(err, redis.ErrClosed):
-			c.gone.Store(true)
+			c.setClosed()
 			return
 		case Unreachable(err) && time.Since(begun) >= c.least() && !over(closing):
 			if o.shows(c.Timeout) {

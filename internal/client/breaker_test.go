@@ -193,9 +193,12 @@ func TestBreaker_AfterTheLastAnswer(t *testing.T) {
 			continue
 		}
 		for way, get := range gets {
-			for _, others := range []int{0, 5} { // which queue
+			for _, others := range []struct {
+				callers int // which queue
+				pause   time.Duration
+			}{{}, {callers: 5}, {callers: 5, pause: timeout / 8}} {
 				for _, last := range []time.Duration{timeout / 100, timeout / 10, timeout / 3, timeout * 9 / 10} {
-					runInBubble(t, fmt.Sprintf("%s/%s/%d others/%v", kind, way, others, last), func(t *testing.T) {
+					runInBubble(t, fmt.Sprintf("%s/%s/%+v/%v", kind, way, others, last), func(t *testing.T) {
 						rdb := open(t)
 						a, b := watch(t, rdb, timeout), watch(t, rdb, timeout)
 						a.node.alone.size, a.node.together.size = 3, 2
@@ -218,8 +221,8 @@ func TestBreaker_AfterTheLastAnswer(t *testing.T) {
 							_, _ = Do(t.Context(), a.Client, "last", "k", func(context.Context) (int, error) { time.Sleep(last); return 0, nil })
 						})
 						wg.Go(request)
-						time.Sleep(last)
-						for range others {
+						time.Sleep(last + others.pause)
+						for range others.callers {
 							wg.Go(request)
 						}
 						wg.Wait()
@@ -228,6 +231,28 @@ func TestBreaker_AfterTheLastAnswer(t *testing.T) {
 			}
 		}
 	}
+}
+
+// When the user has closed the client, the breaker stays open, and nothing waits any more for it to close.
+func TestBreaker_ClientClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rdb := mute(t)
+		var running atomic.Int64
+		c := New(rdb, timeout, func(context.Context, string, error) {}, func(error) {}, func(run func(<-chan struct{})) {
+			running.Add(1)
+			go func() { run(nil); running.Add(-1) }()
+		})
+		(&watcher{Client: c}).openBreaker()
+		if !c.Away("k") || running.Load() == 0 {
+			t.Fatalf("away %t, with %d functions in the background", c.Away("k"), running.Load())
+		}
+		redistest.Must(t, rdb.Close())
+		time.Sleep(2 * timeout)
+		synctest.Wait()
+		if !c.Away("k") || !c.Gone() || running.Load() != 0 {
+			t.Errorf("away %t, gone %t, with %d functions in the background", c.Away("k"), c.Gone(), running.Load())
+		}
+	})
 }
 
 // A caller that has seen the breaker closed does not wait for its command if it has opened since.
@@ -313,14 +338,39 @@ func TestBreaker_ClosedDuringAProbe(t *testing.T) {
 	}
 }
 
-// A slow command alone opens no breaker, even if the server takes nearly half of a command's time for a ping.
+// Slow commands alone open no breaker, one after the other or with pauses between, even if the server takes nearly half
+// of a command's time for a ping.
 func TestBreaker_SlowPing(t *testing.T) {
+	t.Parallel()
+	for _, ping := range []time.Duration{timeout * 3 / 10, timeout * 9 / 20} {
+		for pause := time.Duration(0); pause < timeout; pause += timeout / 8 {
+			runInBubble(t, fmt.Sprintf("ping %v, pause %v", ping, pause), func(t *testing.T) {
+				w := watch(t, distant(t, ping), timeout)
+				for range 2 * Limit {
+					if _, _, err := w.Get(t.Context(), time.Now(), "slow"); err == nil || w.AnyAway() {
+						t.Fatalf("%v; open: %t", err, w.AnyAway())
+					}
+					time.Sleep(pause)
+				}
+			})
+		}
+	}
+}
+
+// A ping of a hasty cache, which takes it soon for unanswered, opens no breaker for a patient one, whose command was
+// sent before the last answer.
+func TestBreaker_HastyPing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		w := watch(t, distant(t, timeout*9/20), timeout)
-		for range Limit {
-			if _, _, err := w.Get(t.Context(), time.Now(), "slow"); err == nil || w.AnyAway() {
-				t.Fatalf("%v; open: %t", err, w.AnyAway())
+		rdb := distant(t, timeout/4)
+		patient, hasty := watch(t, rdb, timeout), watch(t, rdb, timeout*8/15)
+		for _, w := range []*watcher{patient, hasty} {
+			if _, _, err := w.Get(t.Context(), time.Now(), "slow"); err == nil {
+				t.Error("answered")
 			}
+			time.Sleep(timeout * 3 / 10) // half of its time has passed since the answer to the ping
+		}
+		if open := patient.reported(); len(open) > 0 {
+			t.Error("the breaker has opened for the patient cache")
 		}
 	})
 }
@@ -374,8 +424,10 @@ func TestCluster_SilentNode(t *testing.T) {
 			if got := w.reported(); !slices.Equal(got, []bool{true}) {
 				t.Errorf("told %v", got)
 			}
-			w.nodeOf("k").noteAnswer()
-			time.Sleep(2 * timeout) // probes are on their way
+			for range 8 {
+				w.nodeOf("k").noteAnswer()
+				time.Sleep(timeout / 4) // probes are on their way
+			}
 			if got := w.reported(); w.Away("k") || w.AnyAway() || !slices.Equal(got, []bool{true, false}) {
 				t.Errorf("after an answer: away %t, any %t, told %v", w.Away("k"), w.AnyAway(), got)
 			}

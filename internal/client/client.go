@@ -30,9 +30,10 @@ type Client struct {
 	queued  atomic.Int64
 	left    atomic.Int64 // until when commands run that the opening breaker has taken from their callers, in ns since begun
 
-	gone        atomic.Bool // see Gone
-	fromMasters bool        // see ReadFromMasters
+	fromMasters bool // see ReadFromMasters
 
+	closed     context.Context // ends when a probe finds that the user has closed the client
+	setClosed  func()
 	bounded    bool // Redis returns when the deadline of a context has passed
 	cached     bool // Redis keeps replies to GETs in memory
 	failed     func(ctx context.Context, op string, err error)
@@ -61,6 +62,7 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 	failed func(ctx context.Context, op string, err error), changed func(why error),
 	background func(run func(closing <-chan struct{}))) *Client {
 	c := &Client{Redis: rdb, Timeout: timeout, Servers: Servers{rdb: rdb}, failed: failed, changed: changed, background: background}
+	c.closed, c.setClosed = context.WithCancel(context.Background())
 	c.node = c.newNode(rdb, "")
 	c.node.follow()
 	// By default go-redis observes the deadline of a context while it dials or waits for a
@@ -214,13 +216,15 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 	if p.cmd != nil {
 		call.gate = n.together
 	}
-	if !call.gate.tryEnter() {
+	queues := !call.gate.tryEnter()
+	if queues {
 		if err := c.wait(&call, p); err != nil {
 			return none, err
 		}
+		call.Spared = true // the breaker was closed, and may open any moment if the queue has not moved
 	}
 	shared := n.limit.next(call.sent, c.Timeout)
-	if c.bounded && !endsWithin(ctx, what.Within) && !n.quiet(shared.begun) {
+	if c.bounded && !queues && !endsWithin(ctx, what.Within) && !n.quiet(shared.begun) {
 		answered := false
 		n.using.Add(1)
 		defer func() { n.using.Add(-1); call.leave(answered) }()

@@ -175,13 +175,13 @@ func (c *Client) Unanswered(key string, after time.Time) bool {
 // and the ping is not, the breaker opens, so that a caller waits once, however many caches it asks. The ping
 // counts as unanswered after a quarter of the time, until the answer comes. since is when the first of the commands was
 // sent. If others were answered after that, it looks again when the last answer may have been the last one, unless
-// newer commands have it look.
+// commands have it look then that were sent later, but before that answer.
 func (c *Client) doubt(n *node, since time.Time) {
 	if n.using.Load() == 0 || c.away(n) != nil {
 		return
 	}
 	if rest := c.Timeout/2 - n.silentSince(since); rest > c.Timeout/16 {
-		if n.limit.latest.Load().begun.Equal(since) {
+		if latest := n.limit.latest.Load().begun; latest.Equal(since) || int64(latest.Sub(n.begun)) > n.answered.Load() {
 			time.AfterFunc(rest, func() { c.doubt(n, since) })
 		}
 		return
