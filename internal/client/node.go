@@ -144,6 +144,17 @@ func InParts[E any](c *Client, items []E, keyOf func(E) string) (parts [][]E) {
 	return parts
 }
 
+// Carried returns how many of n values one pipeline carries that stores them: at most [Batch], and at most 1 MiB unless
+// it is one. More of them may take longer than RedisTimeout. size is of a value, in bytes.
+func Carried(n int, size func(i int) int) (some int) {
+	for left := 1 << 20; some < min(n, Batch); some++ {
+		if left -= size(some); left < 0 && some > 0 {
+			break
+		}
+	}
+	return some
+}
+
 // Listen listens for wake-ups of key at its node. It returns nil if there is no way to listen.
 func (c *Client) Listen(key string, tell func(message string, ok bool)) *wake.Subscription {
 	n := c.nodeOf(key)

@@ -450,14 +450,15 @@ func TestSet_LargeValues(t *testing.T) {
 		return nil
 	}))
 	c := cachetest.NewCache(t, rdb, &opts)
-	_, err := c.GetOrLoadMany(t.Context(), keys, func(_ context.Context, keys []string) (map[string]string, error) {
-		values := make(map[string]string)
-		for _, key := range keys {
-			values[key] = strings.Repeat("x", 1<<20)
-		}
-		return values, nil
-	})
+	large := make(map[string]string)
+	for _, key := range keys {
+		large[key] = strings.Repeat("x", 1<<20)
+	}
+	_, err := c.GetOrLoadMany(t.Context(), keys, func(context.Context, []string) (map[string]string, error) { return large, nil })
 	if n := c.Stats().Stored; err != nil || n != int64(len(keys)) || longest.Load() > 3<<20/2 {
 		t.Errorf("%d values are stored, %v; the longest pipeline has %d bytes", n, err, longest.Load())
+	}
+	if err := c.SetMany(t.Context(), large); err != nil || longest.Load() > 3<<20/2 {
+		t.Errorf("SetMany: %v; the longest pipeline has %d bytes", err, longest.Load())
 	}
 }

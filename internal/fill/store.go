@@ -316,19 +316,11 @@ func (x *set) act(f *filling) filllock.Act {
 	return f.lock.Store(f.outcome.data, x.Store.KeptFor(f.outcome.Life))
 }
 
-// mostStored is how many bytes of values one pipeline stores at most, or one value. More of them may take longer than
-// RedisTimeout.
-const mostStored = 1 << 20
-
 // do carries out acts, one of each fill. It returns the fills whose values the server has refused.
 func (x *set) do(ctx context.Context, fills []*filling, acts []filllock.Act) (refused []*filling) {
 	stored := false
 	for len(acts) > 0 {
-		n, size := 0, 0
-		for n < len(acts) && (n == 0 || size+len(fills[n].outcome.data) <= mostStored) {
-			size += len(fills[n].outcome.data)
-			n++
-		}
+		n := client.Carried(len(acts), func(i int) int { return len(fills[i].outcome.data) })
 		answered, away, what := false, error(nil), client.Command{Key: fills[0].lock.Keys.Lock, Within: x.Client.Timeout}
 		for i, done := range client.RetryAll(ctx, x.Client, what, n, func(within time.Duration, some []int) []filllock.Done {
 			return filllock.Do(ctx, within, pick(acts[:n], some)...)

@@ -127,32 +127,44 @@ func (x *Sets) setAll(ctx context.Context, sets []set, into map[string]error) {
 // setOnNode stores the values of one node, and returns the error of each. A dead node costs one
 // RedisTimeout, however many keys there are.
 func (x *Sets) setOnNode(ctx context.Context, sets []set) (errs []error) {
-	const noted = 4 * client.Batch // sets: noting a few more at once is cheaper
-	var failed, unnoted error
-	var inBooks *tags.Noted
-	for part := range slices.Chunk(sets, client.Batch) {
-		if at := len(errs); at%noted == 0 && !client.Unreachable(failed) {
-			inBooks, unnoted = x.note(ctx, sets[at:min(at+noted, len(sets))])
+	var away error                                         // why nothing is sent any more
+	for some := range slices.Chunk(sets, 4*client.Batch) { // to note a few more at once is cheaper
+		var noted *tags.Noted
+		unnoted := away
+		if away == nil {
+			noted, unnoted = x.note(ctx, some)
 		}
-		if unnoted != nil || client.Unreachable(failed) {
-			failed = cmp.Or(unnoted, failed)
-			errs = append(errs, slices.Repeat([]error{failed}, len(part))...)
-			continue
+		for n := 0; len(some) > 0; some = some[n:] {
+			n = client.Carried(len(some), func(i int) int { return len(some[i].Data) })
+			why := cmp.Or(unnoted, away)
+			if why == nil {
+				var each []error
+				each, why = x.setNoted(ctx, some[:n], noted)
+				errs = append(errs, each...)
+			} else {
+				errs = append(errs, slices.Repeat([]error{why}, n)...)
+			}
+			if client.Unreachable(why) {
+				away = why
+			}
 		}
-		plain, pairs := make([]filllock.Set, len(part)), make([]filllock.Pair, len(part))
-		for i, s := range part {
-			plain[i], pairs[i] = s.Set, s.Pair
-		}
-		var each []error
-		each, failed = filllock.SetMany(ctx, x.keys.client, plain)
-		lost := x.stored(ctx, inBooks)
-		told := cmp.Or(x.keys.Record(ctx, pairs, nil), lost)
-		for _, err := range each {
-			errs = append(errs, cmp.Or(err, told))
-		}
-		failed = cmp.Or(failed, told)
 	}
 	return errs
+}
+
+// setNoted stores values in one round trip. It returns the error of each, and a failure that may be the node's.
+func (x *Sets) setNoted(ctx context.Context, sets []set, noted *tags.Noted) (errs []error, failed error) {
+	plain, pairs := make([]filllock.Set, len(sets)), make([]filllock.Pair, len(sets))
+	for i, s := range sets {
+		plain[i], pairs[i] = s.Set, s.Pair
+	}
+	errs, failed = filllock.SetMany(ctx, x.keys.client, plain)
+	lost := x.stored(ctx, noted)
+	told := cmp.Or(x.keys.Record(ctx, pairs, nil), lost)
+	for i, err := range errs {
+		errs[i] = cmp.Or(err, told)
+	}
+	return errs, cmp.Or(failed, told)
 }
 
 // note notes the tags of values that are about to be stored. They need no proof: a Set at the same time
