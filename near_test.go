@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -18,6 +19,7 @@ import (
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
+	"github.com/singlefill/singlefill/singlefilltest"
 )
 
 // near are the options of a Raw cache with Near.
@@ -334,6 +336,43 @@ func TestNear_Fallback(t *testing.T) {
 	}
 	p.BlackHole(false)
 	awaitNear(t, c, "k", cachetest.Gives("v"))
+}
+
+// What memory has within StaleIfError is also served if the caller's deadline comes before Redis counts as silent: to
+// the caller who asks Redis, and to those who wait for his command.
+func TestNear_FallbackAtTheDeadline(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		rdb := singlefilltest.Redis(t)
+		opts := near(singlefill.Near{})
+		opts.StaleIfError = time.Hour
+		c, err := singlefill.New(rdb, "values", time.Hour, opts)
+		redistest.Must(t, err)
+		defer c.Close()
+		awaitNear(t, c, "k", cachetest.Gives("v"))
+		time.Sleep(time.Minute) // until it does not read the log any more
+		defer singlefilltest.Silence(t, rdb)()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		leaves, leave := context.WithCancel(t.Context())
+		time.AfterFunc(50*time.Millisecond, leave)
+		var callers sync.WaitGroup
+		for range 3 {
+			callers.Go(func() {
+				v, info, err := c.GetOrLoadInfo(ctx, "k", cachetest.Fails[string](cachetest.ErrSource))
+				if v != "v" || err != nil || !info.Stale || info.Err != context.DeadlineExceeded {
+					t.Errorf("%q, %+v, %v; want the value as stale, because of the deadline", v, info, err)
+				}
+			})
+			callers.Go(func() {
+				v, err := c.GetOrLoad(leaves, "k", cachetest.Fails[string](cachetest.ErrSource))
+				if err != context.Canceled {
+					t.Errorf("%q, %v; want that it was canceled", v, err)
+				}
+			})
+		}
+		callers.Wait()
+	})
 }
 
 // A value that was in transit during an invalidation or a Refresh of this process is not kept, whichever
