@@ -62,18 +62,23 @@ func (k *Keys) record(ctx context.Context, pairs []filllock.Pair, r recorded, er
 	case r.sent:
 	case err == nil:
 		if err = k.near.Append(ctx, valuesOf(pairs)); err != nil && ctx.Err() != nil {
-			k.recordLater(ctx, pairs)
+			return k.recordLater(ctx, pairs, err)
 		}
 	case client.Unreachable(err): // it may have been executed, and err says that it may not have been
-		k.recordLater(ctx, pairs)
+		return k.recordLater(ctx, pairs, err)
 	}
 	k.near.WakeOthers(client.Detach(ctx))
 	return err
 }
 
-// recordLater tries to append the records of a call that fails anyway.
-func (k *Keys) recordLater(ctx context.Context, pairs []filllock.Pair) {
-	k.fills.Go(func() { _ = k.near.Append(client.Detach(ctx), valuesOf(pairs)) }) // failures are traced
+// recordLater tries to append the records of a call that fails anyway, with err.
+func (k *Keys) recordLater(ctx context.Context, pairs []filllock.Pair, err error) error {
+	ctx = client.Detach(ctx)
+	k.fills.Go(func() {
+		_ = k.near.Append(ctx, valuesOf(pairs)) // failures are traced
+		k.near.WakeOthers(ctx)
+	})
+	return err
 }
 
 func valuesOf(pairs []filllock.Pair) []string {
