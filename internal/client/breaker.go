@@ -197,10 +197,14 @@ func (c *Client) expect(n *node, err error, key string) {
 	})
 }
 
-// open opens the breaker for all caches and locks that are no more patient. It returns false if it is open for
-// them already.
+// open opens the breaker for all caches and locks that are no more patient, unless an answer has come just now. It
+// returns false if it is open for them already.
 func (c *Client) open(n *node, err error, key string) bool {
 	o, begins := n.open(err, key, c.Timeout)
+	if n.silentSince(n.begun) < c.least() { // the answer may not have met the outage
+		n.close(o)
+		return true
+	}
 	if !begins && !o.shows(c.Timeout) {
 		return c.away(n) == nil
 	}

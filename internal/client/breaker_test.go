@@ -91,6 +91,19 @@ func TestBreaker_HeldUpProcess(t *testing.T) {
 	})
 }
 
+// An answer that comes when the breaker is about to open keeps it closed.
+func TestBreaker_AnswerAtTheLastMoment(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		time.Sleep(timeout)
+		w.node.noteAnswer()
+		w.open(w.node, errLost, "k")
+		if w.AnyAway() || w.Away("k") || len(w.reported()) > 0 {
+			t.Error("open in spite of an answer")
+		}
+	})
+}
+
 // A panic of the function that the breaker reports to does not affect the breaker.
 func TestBreaker_PanickingTrace(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
