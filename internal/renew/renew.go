@@ -73,11 +73,13 @@ func (l Lease) Start(ctx context.Context, lost func(why error)) *time.Timer {
 		if ctx.Err() != nil {
 			return // stopped during the last renewal
 		}
-		over, why := k.renew(ctx)
-		switch {
-		case !over:
-			timer.Reset(time.Until(k.next()))
-		case why != nil:
+		over, why := false, error(nil)
+		defer func() { // also if Renew, which may call functions of the user, ends by runtime.Goexit
+			if !over {
+				timer.Reset(time.Until(k.next()))
+			}
+		}()
+		if over, why = k.renew(ctx); why != nil {
 			lost(why)
 		}
 	})
@@ -130,6 +132,7 @@ func (k *keeper) renew(ctx context.Context) (over bool, why error) {
 		}
 		return true, ErrNotRenewed
 	}
+	k.due = k.lastTry.Add(k.TTL / 10) // if the try does not return
 	held, err := k.try(ctx)
 	switch {
 	case ctx.Err() != nil:

@@ -3,6 +3,7 @@ package renew
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -176,6 +177,27 @@ func TestKeep_TransientErrors(t *testing.T) {
 		k.want(t, nil, third+5*tenth+2*third+1, third, third+tenth, third+2*tenth, third+3*tenth, third+4*tenth,
 			third+5*tenth, third+5*tenth+third, third+5*tenth+2*third)
 	})
+}
+
+// A lease whose Renew ends by runtime.Goexit, as t.FailNow does, is kept as after an error: its holder learns the end.
+func TestStart_Goexit(t *testing.T) {
+	t.Parallel()
+	for _, all := range []bool{false, true} {
+		inBubbleBy(t, ways["Start"], func(k *keptLease) {
+			k.answer = func(at time.Duration) (bool, error) {
+				if all || at == third {
+					runtime.Goexit()
+				}
+				return at < 2*third, nil
+			}
+		}, func(t *testing.T, k *keptLease) {
+			if all {
+				k.want(t, ErrNotRenewed, ttl-margin, third, third+tenth, third+2*tenth, third+3*tenth, third+4*tenth, third+5*tenth, third+6*tenth)
+				return
+			}
+			k.want(t, ErrGone, 2*third+tenth, third, third+tenth, 2*third+tenth)
+		})
+	}
 }
 
 // A process that slept through the end of its lease learns it without asking.
