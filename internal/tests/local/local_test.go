@@ -138,6 +138,27 @@ func TestLocal_Size(t *testing.T) {
 	}
 }
 
+// A full cache keeps its values while DeleteTag reads all of them.
+func TestLocal_FullDuringRebuild(t *testing.T) {
+	t.Parallel()
+	const size = 10
+	c := newCache(t, &singlefill.Options[string]{
+		Near: &singlefill.Near{Size: size}, Tags: func(_, v string) []string { return []string{v} },
+	})
+	for i := range size {
+		redistest.Must(t, c.Set(t.Context(), fmt.Sprint(i), "v"))
+	}
+	redistest.Must(t, c.DeleteTag(t.Context(), "other"))
+	if n := c.Stats().TagRebuilds; n != 1 {
+		t.Errorf("all values were read %d times, want once", n)
+	}
+	for i := range size {
+		if _, err := c.Get(t.Context(), fmt.Sprint(i)); err != nil {
+			t.Errorf("value %d: %v", i, err)
+		}
+	}
+}
+
 // What has no meaning in one process is refused by its name, and so is what New refuses.
 func TestLocal_Refused(t *testing.T) {
 	t.Parallel()
