@@ -247,7 +247,7 @@ func (r *rebuild) remove(ctx context.Context, v *storedValue) error {
 			if released || err != nil {
 				return err
 			}
-		case reply.Status == filllock.Busy:
+		case reply.Status == filllock.Busy || reply.Status == filllock.Failed: // remembered: see Options.FailureTTL
 			if err := r.space.RemoveLocks(ctx, []string{lock.Keys.Lock}); err != nil {
 				return err
 			}

@@ -173,8 +173,8 @@ func TestDeleteTag_RebuildRefused(t *testing.T) {
 	}
 }
 
-// A value that cannot be decoded is removed, but not a value that has replaced it since it was
-// read.
+// A value that cannot be decoded is removed, also if the failure of its last load is remembered; but not a value that
+// has replaced it since it was read.
 //
 //fault:tags-lost
 func TestDeleteTag_RebuildRemovesBad(t *testing.T) {
@@ -184,7 +184,10 @@ func TestDeleteTag_RebuildRemovesBad(t *testing.T) {
 			t.Parallel()
 			rdb, ns, ctx := open(t), redistest.Namespace(t), t.Context()
 			c, other := cachetest.NewCacheIn(t, rdb, ns, &tagged), cachetest.NewCacheIn(t, rdb, ns, &tagged)
-			var read, replaced atomic.Bool
+			opts := tagged
+			opts.FailureTTL = time.Minute
+			remembers := cachetest.NewCacheIn(t, rdb, ns, &opts)
+			var failed, read, replaced atomic.Bool
 			rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
 				for _, cmd := range cmds {
 					switch {
@@ -197,13 +200,28 @@ func TestDeleteTag_RebuildRemovesBad(t *testing.T) {
 				}
 				return nil
 			}))
-			for _, key := range []string{"k", "k2"} {
+			rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+				for _, cmd := range cmds {
+					if cmd.Name() == "getrange" && cmd.Args()[1] == ns+":{failed}" && !failed.Swap(true) {
+						_, err := remembers.GetOrLoad(ctx, "failed", cachetest.Fails[string](cachetest.ErrSource))
+						redistest.Await(t, "the failure is remembered", func() bool {
+							return strings.HasPrefix(rdb.Get(ctx, ns+":{failed}:lock").Val(), "F")
+						})
+						if !errors.Is(err, cachetest.ErrSource) {
+							return err
+						}
+					}
+				}
+				return nil
+			}))
+			keys := []string{"k", "k2", "failed"}
+			for _, key := range keys {
 				redistest.Must(t, rdb.Set(ctx, ns+":{"+key+"}", "bad", time.Hour).Err())
 			}
 			redistest.Must(t, c.DeleteTag(ctx, "b"))
-			wantKeys(t, rdb, ns, "DeleteTag", []string{"k", "k2"}, []string{"k"})
-			if !replaced.Load() {
-				t.Error("the value was not replaced")
+			wantKeys(t, rdb, ns, "DeleteTag", keys, []string{"k"})
+			if !replaced.Load() || !failed.Load() {
+				t.Errorf("the value was replaced: %t, a load has failed: %t", replaced.Load(), failed.Load())
 			}
 			redistest.Must(t, c.DeleteTag(ctx, "a"))
 			wantKeys(t, rdb, ns, "DeleteTag of its tag", []string{"k"}, nil)
