@@ -22,6 +22,7 @@ type judge struct {
 	marshal  func(v any) ([]byte, error)
 	decode   func(data []byte, v any) error
 	isStruct func(data []byte) bool
+	isText   func(data []byte) bool // or bytes
 
 	fits   map[reflect.Type]bool         // types that unfit has seen
 	flat   map[reflect.Type]bool         // embedded structs that unfitParts has seen
@@ -40,10 +41,14 @@ func judgeOf(c any) *judge {
 		j.isStruct = func(data []byte) bool { // a map or an array
 			return data[0]&0xe0 == 0x80 || data[0] >= 0xdc && data[0] <= 0xdf
 		}
+		j.isText = func(data []byte) bool {
+			return data[0]&0xe0 == 0xa0 || data[0] >= 0xd9 && data[0] <= 0xdb || data[0] >= 0xc4 && data[0] <= 0xc6
+		}
 	case jsonCodec:
 		j.name, j.tag, j.marshal, j.decode = "JSON", "json", json.Marshal, c.Unmarshal
 		j.encodes, j.decodes = jsonEncodes, jsonDecodes
 		j.isStruct = func(data []byte) bool { return data[0] == '{' }
+		j.isText = func(data []byte) bool { return data[0] == '"' }
 	default:
 		return nil
 	}
@@ -68,6 +73,9 @@ func (j *judge) check(typ reflect.Type) error {
 	}
 	return nil
 }
+
+// keyPath is the end of the path of the keys of a map.
+const keyPath = "[key]"
 
 // A misfit is a part of T that the codec cannot store.
 type misfit struct {
@@ -129,7 +137,7 @@ func (j *judge) unfit(typ reflect.Type, path string) *misfit {
 	if j.fits[typ] {
 		return nil
 	}
-	j.fits[typ] = true // until the first misfit ends all
+	j.fits[typ] = !strings.HasSuffix(path, keyPath) // until the first misfit ends all
 	kind := typ.Kind()
 	switch {
 	case j.hasMethods(typ):
@@ -213,7 +221,7 @@ func (j *judge) parts(typ reflect.Type) iter.Seq2[string, reflect.Type] {
 			}
 		case reflect.Map:
 			if yield("[]", typ.Elem()) {
-				yield("[key]", typ.Key())
+				yield(keyPath, typ.Key())
 			}
 		case reflect.Struct:
 			for f := range j.fields(typ) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 
 	"github.com/vmihailenco/msgpack/v5"
 
@@ -85,6 +86,8 @@ func (j *judge) unfitMethods(typ reflect.Type, path string) *misfit {
 		return j.unfit(typ.Elem(), path)
 	case j.onlyEncodes(typ):
 		return &misfit{path, typ, "it has a method that encodes it, and none that decodes it again"}
+	case j.readsText(typ) && !(j.tag == "json" && strings.HasSuffix(path, keyPath)): // JSON makes text of a key
+		return &misfit{path, typ, "it has a method that decodes it from text or bytes, and none that encodes it so"}
 	case kind != reflect.Struct:
 		return nil
 	}
@@ -123,6 +126,20 @@ func (j *judge) onlyEncodes(typ reflect.Type) bool {
 		}
 	}
 	return true
+}
+
+// readsText reports whether a type has no method to encode, and its method to decode is called for text or bytes
+// only, as which the codec does not encode it. That a value cannot be decoded is no proof, since the method may refuse
+// all but a few names; that one can be decoded is: the program has registered a decoder, which is called instead.
+func (j *judge) readsText(typ reflect.Type) bool {
+	_, encodes := methodOf(typ, j.encodes)
+	m, _ := methodOf(typ, j.decodes)
+	if encodes || m.of == nil || m.of.PkgPath() != "encoding" {
+		return false
+	}
+	data, err := j.zero(typ)
+	_, decoded := j.recode(reflect.New(typ))
+	return err == nil && !j.isText(data) && !decoded
 }
 
 // storesOnly reports whether the codec encodes a struct by a method of its embedded field f. A method
@@ -206,7 +223,7 @@ func (j *judge) unfitMap(typ reflect.Type, path string) *misfit {
 	case j.tag == "msgpack" && j.changes(key):
 		return &misfit{path + "[key]", key, "a key in an interface is decoded as another type, or not at all"}
 	}
-	if bad := j.unaddressed(key, path+"[key]"); bad != nil {
+	if bad := j.unaddressed(key, path+keyPath); bad != nil {
 		return bad
 	}
 	return j.unaddressed(typ.Elem(), path+"[]")

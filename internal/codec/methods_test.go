@@ -8,6 +8,7 @@ import (
 	"math/big"
 	"net/netip"
 	"net/url"
+	"reflect"
 	"testing"
 	"time"
 
@@ -76,7 +77,15 @@ type (
 	// Level and Computed have no method to decode.
 	Level    int
 	Computed struct{ N int }
-	Interned struct {
+	// These have no method to encode. Kind and Odd refuse their zeros; MsgPack has a decoder for Registered.
+	Duration   struct{ time.Duration }
+	Grade      int
+	Kind       string
+	Blob       struct{ N int }
+	Tags       []string
+	Odd        int
+	Registered int
+	Interned   struct {
 		Note string `msgpack:",intern"`
 	}
 )
@@ -147,6 +156,34 @@ func (c Computed) MarshalJSON() ([]byte, error) {
 	return fmt.Appendf(nil, `{"N":%d,"Twice":%d}`, c.N, 2*c.N), nil
 }
 
+func (d *Duration) UnmarshalText(text []byte) (err error) {
+	d.Duration, err = time.ParseDuration(string(text))
+	return err
+}
+func (g *Grade) UnmarshalText(text []byte) error {
+	_, err := fmt.Sscan(string(text), (*int)(g))
+	return err
+}
+func (k *Kind) UnmarshalText(text []byte) error {
+	if *k = Kind(text); *k != "song" {
+		return errors.New("unknown kind")
+	}
+	return nil
+}
+func (b *Blob) UnmarshalBinary(data []byte) error { return json.Unmarshal(data, &b.N) }
+func (o *Odd) UnmarshalJSON(data []byte) error {
+	err := json.Unmarshal(data, (*int)(o))
+	if err == nil && *o%2 == 0 {
+		err = errors.New("not odd")
+	}
+	return err
+}
+func (o *Odd) UnmarshalMsgpack(data []byte) error {
+	return o.UnmarshalJSON([]byte{'0' + data[len(data)-1]})
+}
+func (*Registered) UnmarshalText([]byte) error { return errors.New("not called") }
+func (*Tags) UnmarshalText([]byte) error       { return nil }
+
 func (c Color) MarshalText() ([]byte, error) { return []byte([]string{"", "red"}[c]), nil }
 func (c *Color) UnmarshalText(text []byte) error {
 	*c = Color(len(text) / 3)
@@ -161,6 +198,13 @@ func TestTakes_Methods(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	msgpack.Register(Registered(0),
+		func(e *msgpack.Encoder, v reflect.Value) error { return e.EncodeInt(v.Int()) },
+		func(d *msgpack.Decoder, v reflect.Value) error {
+			n, err := d.DecodeInt64()
+			v.SetInt(n)
+			return err
+		})
 	id, addr := uuid{1, 2, 3, 4}, netip.MustParseAddr("10.0.0.1")
 	const both, fits = "MsgPack JSON", ""
 	for _, c := range []struct {
@@ -197,6 +241,20 @@ func TestTakes_Methods(t *testing.T) {
 		{Level(1), both, "it: "},
 		{map[string][]Level{"": {1}}, both, "T[][], of type codec.Level"},
 		{Computed{N: 1}, fits, ""},
+		{struct{ Length Duration }{Duration{time.Minute}}, both, "T.Length, of type codec.Duration"},
+		{struct{ Duration }{Duration{time.Minute}}, both, "it: "},
+		{map[string][]Grade{"": {1}}, both, "T[][], of type codec.Grade"},
+		{map[Grade]int{1: 1}, "MsgPack", "T[key], of type codec.Grade"},
+		{struct {
+			M map[Grade]int
+			G Grade
+		}{map[Grade]int{1: 1}, 1}, both, "of type codec.Grade"},
+		{Blob{1}, "MsgPack", "it: "},
+		{[]Kind{"song"}, fits, ""},
+		{map[Kind]Kind{"song": "song"}, fits, ""},
+		{[]Registered{1}, "JSON", "T[], of type codec.Registered"},
+		{[]Odd{1}, fits, ""},
+		{Tags(nil), fits, ""},
 		{[]Interned{{"xxxx"}, {"xxxx"}}, "MsgPack", "T[].Note, of type string"},
 		{map[positive]int{1: 1}, fits, ""},
 		{map[Color]int{1: 1}, fits, ""},
