@@ -25,13 +25,18 @@ import (
 //   - A value under the key NaN of a map is another one.
 //   - A function or channel is another one, and not nil. A json.RawMessage has other spaces.
 //
-// Codec does not suit types that keep the state of their encoding in fields, such as protobuf's.
+// T must not be an interface: Codec would decode into the type of what is in it, and not into T. Codec
+// does not suit types that keep the state of their encoding in fields, such as protobuf's.
 func Codec(t testing.TB, c singlefill.Codec) singlefill.Codec {
 	if c == nil {
 		c = singlefill.MsgPack
 	}
 	checked := &checkedCodec{Codec: c, t: t, methods: []string{"MarshalBinary", "MarshalText", "MarshalJSON", "GobEncode"}}
-	switch c {
+	innermost := c
+	for w, ok := c.(wrapper); ok; w, ok = innermost.(wrapper) {
+		innermost = w.Unwrap()
+	}
+	switch innermost {
 	case singlefill.MsgPack:
 		checked.methods = []string{"EncodeMsgpack", "MarshalMsgpack", "MarshalBinary", "MarshalText"}
 	case singlefill.JSON:
@@ -57,11 +62,17 @@ func (k keyedCodec) ForKey(namespace, key string) singlefill.Codec {
 	return &c
 }
 
+// A wrapper changes only the bytes of another codec.
+type wrapper interface{ Unwrap() singlefill.Codec }
+
 type checkedCodec struct {
 	singlefill.Codec
 	t       testing.TB
 	methods []string // by which it encodes values that have them
 }
+
+// Unwrap returns the checked codec, by which singlefill.New judges the type of a cache.
+func (c *checkedCodec) Unwrap() singlefill.Codec { return c.Codec }
 
 // Formats returns the formats of the checked codec, whose bytes it writes and reads.
 func (c *checkedCodec) Formats() []string {

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vmihailenco/msgpack/v5"
+
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
@@ -69,7 +71,9 @@ type (
 	}
 	colour   string
 	recoding struct{ N int64 }
-	plain    struct {
+	// cached has EncodeMsgpack, and a field that does not matter.
+	cached struct{ n, cache int }
+	plain  struct {
 		B    bool
 		I    int8
 		U    uint64
@@ -96,6 +100,13 @@ func (r *recoding) UnmarshalText(text []byte) error {
 	_, err := fmt.Sscan(string(text), &r.N)
 	return err
 }
+
+func (c cached) EncodeMsgpack(e *msgpack.Encoder) error { return e.EncodeInt(int64(c.n)) }
+func (c *cached) DecodeMsgpack(d *msgpack.Decoder) (err error) {
+	c.n, err = d.DecodeInt()
+	return err
+}
+func (c cached) Equal(o cached) bool { return c.n == o.n }
 
 // gobCodec does not distinguish nil from empty.
 type gobCodec struct{}
@@ -188,6 +199,11 @@ type panics struct{ singlefill.Codec }
 
 func (panics) Unmarshal([]byte, any) error { panic("ouch") }
 
+// unwraps tells its inner codec.
+type unwraps struct{ singlefill.Codec }
+
+func (u unwraps) Unwrap() singlefill.Codec { return u.Codec }
+
 // A value that comes back is not reported, even where the codec documents a difference.
 func TestCodec_Kept(t *testing.T) {
 	t.Parallel()
@@ -225,6 +241,7 @@ func TestCodec_Kept(t *testing.T) {
 			"url":             url.URL{Scheme: "https", Host: "example.com", Path: "/a b"},
 		}},
 		{"Raw", singlefill.Raw, map[string]any{"nil": []byte(nil), "string": "a", "bytes": []byte("a")}},
+		{"wrapped", unwraps{unwraps{singlefill.MsgPack}}, map[string]any{"own method": cached{1, 7}}},
 		{"gob", gobCodec{}, map[string]any{
 			"empty": listing{List: []int{}, Map: map[string]int{}},
 		}},
@@ -250,6 +267,16 @@ func TestCodec_Kept(t *testing.T) {
 					t.Errorf("reported %q", got)
 				}
 			})
+		}
+	}
+}
+
+// New judges T by the codec that Codec checks.
+func TestCodec_TellsItsInnerCodec(t *testing.T) {
+	t.Parallel()
+	for _, c := range []singlefill.Codec{nil, singlefill.JSON, unwraps{singlefill.MsgPack}} {
+		if _, err := singlefill.NewLocal("ns", time.Hour, &singlefill.Options[struct{ F func() }]{Codec: singlefilltest.Codec(t, c)}); err == nil {
+			t.Errorf("%T: New takes a func", c)
 		}
 	}
 }

@@ -221,7 +221,7 @@ func (j *judge) unfitMap(typ reflect.Type, path string) *misfit {
 	case j.tag == "json" && !isJSONKey(key):
 		return &misfit{path, typ, "JSON has no encoding for its keys, or cannot decode them"}
 	case j.tag == "msgpack" && j.changes(key):
-		return &misfit{path + "[key]", key, "a key in an interface is decoded as another type, or not at all"}
+		return &misfit{path + keyPath, key, "a key in an interface is decoded as another type, or not at all"}
 	}
 	if bad := j.unaddressed(key, path+keyPath); bad != nil {
 		return bad
