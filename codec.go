@@ -104,11 +104,17 @@ func newType[T any](namespace string, s settings, opts *Options[T]) (*value.Type
 		}
 		return by
 	}
+	tries := typ.Kind() == reflect.Interface && codec.Own(in) // Marshal gets what T holds, and does not know T
 	v := &value.Type{Formats: codec.FormatsOf(by), Policy: s.Policy}
 	v.Encode = func(key string, v any) (payload []byte, err error) {
 		defer recovered(&err)
 		if payload, err = of(key).Marshal(*v.(*T)); err == nil && payload == nil {
 			payload = []byte{}
+		}
+		if err == nil && tries {
+			if err = of(key).Unmarshal(payload, new(T)); err != nil {
+				err = fmt.Errorf("singlefill: what %T becomes cannot be read as %v: %w", *v.(*T), typ, err)
+			}
 		}
 		return payload, err
 	}

@@ -106,6 +106,30 @@ func TestCodec_MarshalFails(t *testing.T) {
 	})
 }
 
+// What could be encoded, but not be read as a T, is an error of Set: Marshal does not know that T is an any.
+func TestCodec_NotReadBack(t *testing.T) {
+	t.Parallel()
+	const n = 300_000 // in a []map[string]int8 they take less memory than in an any
+	many := make([]map[string]int8, n)
+	for i := range many {
+		many[i] = map[string]int8{"": 1}
+	}
+	c, err := singlefill.NewLocal("ns", time.Hour, &singlefill.Options[any]{Codec: unwrapping{singlefill.MsgPack}})
+	redistest.Must(t, err)
+	redistest.Must(t, c.Set(t.Context(), "k", "old"))
+	for _, v := range []any{many, map[int]string{1: "x"}} {
+		if err := c.Set(t.Context(), "k", v); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("what %T becomes cannot be read as interface {}", v)) {
+			t.Errorf("Set of a %T returns %v", v, err)
+		}
+	}
+	cachetest.WantGet[any](t, c, "k", "old", nil)
+	redistest.Must(t, c.Set(t.Context(), "k", many[:n/10]))
+	if _, err := c.Get(t.Context(), "k"); err != nil {
+		t.Error(err)
+	}
+	redistest.Must(t, c.Close())
+}
+
 // A value that cannot be decoded is loaded again.
 //
 //fault:bad-value
