@@ -52,7 +52,10 @@ func (s *Servers) masters(ctx context.Context, namespace string) (l Layout, err 
 		for _, shard := range ring.GetShardClients() {
 			l.Masters = append(l.Masters, Master{rdb: shard})
 		}
-		return l, nil
+		if up, all := len(l.Masters), len(ring.Options().Addrs); up < all { // SetAddrs does not change the options
+			err = fmt.Errorf("rdb, a %T, reaches %d of its %d shards", s.rdb, up, all)
+		}
+		return l, err
 	}
 	several, err := s.several(ctx, namespace)
 	if err != nil || !several {
@@ -105,15 +108,16 @@ func (s *Servers) Changed(ctx context.Context, namespace string, since Layout) (
 // show that until all keys have been moved; CLUSTER NODES does, in brackets on the line of the server itself.
 func (m Master) movesSlots(ctx context.Context) (bool, error) {
 	cmd := redis.NewStringCmd(ctx, m.args("cluster", "nodes")...)
-	if err := m.ask(ctx, cmd); err != nil {
-		return false, err
+	err := m.ask(ctx, cmd)
+	if redis.HasErrorPrefix(err, "This instance has cluster support disabled") { // the slots are the user's: ClusterSlots
+		return false, nil
 	}
 	for line := range strings.Lines(cmd.Val()) {
 		if strings.Contains(line, "myself") && strings.Contains(line, " [") {
 			return true, nil
 		}
 	}
-	return false, nil
+	return false, err
 }
 
 // Key returns a key that this server has, if there are others in its Cluster.
@@ -122,7 +126,8 @@ func (m Master) Key() string { return m.beside }
 // Types that embed a client of go-redis have its methods.
 type (
 	shards interface {
-		GetShardClients() []*redis.Client
+		Options() *redis.RingOptions
+		GetShardClients() []*redis.Client // those that answer
 		GetShardClientForKey(key string) (*redis.Client, error)
 	}
 	clusterOptions interface{ Options() *redis.ClusterOptions }

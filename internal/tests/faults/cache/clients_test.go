@@ -58,8 +58,8 @@ func TestClear_AnyClient(t *testing.T) {
 	ofSingle := func(wrap func(t *testing.T, rdb *redis.Client) redis.UniversalClient) func(*testing.T) (_, _ redis.UniversalClient) {
 		return func(t *testing.T) (_, _ redis.UniversalClient) { rdb := single.Client(t); return wrap(t, rdb), rdb }
 	}
-	ring := func(t *testing.T) *redis.Ring {
-		rdb := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": single.Addr, "b": redistest.Start(t).Addr}, DisableIdentity: true})
+	ring := func(t *testing.T, other string) *redis.Ring {
+		rdb := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": single.Addr, "b": other}, DisableIdentity: true})
 		t.Cleanup(func() { _ = rdb.Close() })
 		return rdb
 	}
@@ -86,12 +86,30 @@ func TestClear_AnyClient(t *testing.T) {
 				o.ClusterSlots = func(ctx context.Context) ([]redis.ClusterSlot, error) { return good.ClusterSlots(ctx).Result() }
 			}), good
 		}, fine},
+		"cluster of a single server": {func(t *testing.T) (_, _ redis.UniversalClient) { // as behind Sentinel
+			rdb := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+				return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: single.Addr}}}}, nil
+			}})
+			t.Cleanup(func() { _ = rdb.Close() })
+			return rdb, rdb
+		}, fine},
 		"one node": {func(t *testing.T) (_, _ redis.UniversalClient) { return cluster.Nodes[0].Client(t), cluster.Client(t) }, onlyOne},
 		"one node, wrapped": {func(t *testing.T) (_, _ redis.UniversalClient) {
 			return wrapped{cluster.Nodes[1].Client(t)}, cluster.Client(t)
 		}, onlyOne},
-		"ring":         {func(t *testing.T) (_, _ redis.UniversalClient) { rdb := ring(t); return rdb, rdb }, fine},
-		"ring wrapped": {func(t *testing.T) (_, _ redis.UniversalClient) { rdb := ring(t); return wrapped{rdb}, rdb }, hooked},
+		"ring": {func(t *testing.T) (_, _ redis.UniversalClient) {
+			rdb := ring(t, redistest.Start(t).Addr)
+			return rdb, rdb
+		}, fine},
+		"ring, a shard away": {func(t *testing.T) (_, _ redis.UniversalClient) {
+			rdb := ring(t, "127.0.0.1:1")
+			redistest.Await(t, "the shard is marked down", func() bool { return rdb.Len() == 1 })
+			return rdb, rdb
+		}, "reaches 1 of its 2 shards"},
+		"ring wrapped": {func(t *testing.T) (_, _ redis.UniversalClient) {
+			rdb := ring(t, redistest.Start(t).Addr)
+			return wrapped{rdb}, rdb
+		}, hooked},
 		"prefix": {func(t *testing.T) (_, _ redis.UniversalClient) {
 			rdb := single.Client(t)
 			rdb.AddHook(keyPrefix{prefix: "tenant:"})
