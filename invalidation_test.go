@@ -2,6 +2,9 @@ package singlefill_test
 
 import (
 	"context"
+	"io"
+	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -287,4 +290,26 @@ func TestDeleteIf_DuringLoad(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A failure of Redis is returned also if Trace.RedisError leaves by runtime.Goexit, as t.Fatal does.
+func TestInvalidation_TraceLeaves(t *testing.T) {
+	t.Parallel()
+	m, _ := redistest.StartMini(t)
+	rdb := redis.NewClient(&redis.Options{Addr: m.Addr(), ContextTimeoutEnabled: true}) // in the caller's goroutine
+	t.Cleanup(func() { _ = rdb.Close() })
+	opts := &singlefill.Options[string]{Codec: singlefill.Raw, Trace: &singlefill.Trace{
+		RedisError: func(context.Context, string, error) { runtime.Goexit() },
+	}}
+	c := cachetest.NewCacheIn(t, rdb, redistest.Namespace(t), opts)
+	rdb.AddHook(redistest.Trips(func([]redis.Cmder) error { return io.ErrUnexpectedEOF }))
+	for name, do := range map[string]func() error{
+		"Delete":  func() error { return c.Delete(t.Context(), "k") },
+		"Expire":  func() error { return c.Expire(t.Context(), "k") },
+		"SetMany": func() error { return c.SetMany(t.Context(), map[string]string{"k": "v"}) },
+	} {
+		if err := do(); err == nil || !strings.Contains(err.Error(), "runtime.Goexit") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }

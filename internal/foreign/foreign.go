@@ -8,6 +8,9 @@ import (
 	"reflect"
 )
 
+// ErrGoexit is the error of what has not returned.
+var ErrGoexit = errors.New("a Codec, Options.Tags or Options.Trace has called runtime.Goexit")
+
 // Is is errors.Is. It returns false if a method of err or the comparison panics.
 func Is(err, target error) (is bool) {
 	defer func() { _ = recover() }()

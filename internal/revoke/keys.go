@@ -13,6 +13,7 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/foreign"
 	"github.com/singlefill/singlefill/internal/near"
 	"github.com/singlefill/singlefill/internal/value"
 )
@@ -91,6 +92,7 @@ func (k *Keys) invalidate(ctx context.Context, op string, keys []string,
 	errs := make([]error, len(groups))
 	var nodes sync.WaitGroup
 	for i, values := range groups {
+		errs[i] = foreign.ErrGoexit
 		nodes.Go(func() { errs[i] = value.Wrap(ctx, op, onNode(ctx, values, do)) })
 	}
 	nodes.Wait()

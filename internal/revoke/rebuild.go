@@ -14,6 +14,7 @@ import (
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/foreign"
 	"github.com/singlefill/singlefill/internal/tags"
 )
 
@@ -49,7 +50,7 @@ func (t *Tags) rebuild(ctx context.Context, info *event.TagInfo, do func(ctx con
 	case <-t.keys.closing:
 		return flight.ErrClosed
 	}
-	r := &rebuild{Tags: t, info: *info, do: do, err: ErrGoexit}
+	r := &rebuild{Tags: t, info: *info, do: do, err: foreign.ErrGoexit}
 	ended := make(chan struct{})
 	t.keys.fills.Go(func() {
 		defer close(ended)

@@ -10,6 +10,7 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/filllock"
+	"github.com/singlefill/singlefill/internal/foreign"
 	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/value"
 )
@@ -112,6 +113,7 @@ func (x *Sets) setAll(ctx context.Context, sets []set, into map[string]error) {
 	errs := make([][]error, len(groups))
 	var nodes sync.WaitGroup
 	for i, group := range groups {
+		errs[i] = slices.Repeat([]error{foreign.ErrGoexit}, len(group))
 		nodes.Go(func() { errs[i] = x.setOnNode(ctx, group) })
 	}
 	nodes.Wait()

@@ -14,6 +14,7 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
+	"github.com/singlefill/singlefill/internal/foreign"
 )
 
 // clearing is the purpose of the commands below.
@@ -101,15 +102,12 @@ func (s *Space) run(ctx context.Context, masters []client.Master, p pass) error 
 	errs := make([]error, len(masters))
 	var all sync.WaitGroup
 	for i, master := range masters {
-		errs[i] = ErrGoexit
+		errs[i] = foreign.ErrGoexit
 		all.Go(func() { errs[i] = s.runOn(ctx, master, p, &progress) })
 	}
 	all.Wait()
 	return errors.Join(errs...)
 }
-
-// ErrGoexit is the error of what has not returned.
-var ErrGoexit = errors.New("a Codec, Options.Tags or Options.Trace has called runtime.Goexit")
 
 func (s *Space) runOn(ctx context.Context, master client.Master, p pass, progress *progress) error {
 	if p.number > 0 && s.events.TellsClearing() { // without the right to ask, there is no estimate

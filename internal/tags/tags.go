@@ -62,6 +62,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/foreign"
 )
 
 //go:embed lua/book.lua
@@ -704,6 +705,7 @@ func inParallel(n int, do func(i int) error) error {
 	errs := make([]error, min(n, books))
 	work := func(worker int) {
 		for i := int(next.Add(1)) - 1; i < n && failed.Load() == 0; i = int(next.Add(1)) - 1 {
+			errs[worker] = foreign.ErrGoexit
 			if errs[worker] = do(i); errs[worker] != nil {
 				failed.Add(1)
 			}
