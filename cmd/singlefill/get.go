@@ -2,12 +2,14 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -15,22 +17,24 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/codec"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/msgcheck"
+	"github.com/singlefill/singlefill/internal/value"
 )
 
 func prepareGet(x *execution, flags *flag.FlagSet) func(ctx context.Context, args []string) error {
-	codec := flags.String("codec", "auto", "`codec` of the payload: msgpack, json, raw, or auto, which tries them in this order")
+	name := flags.String("codec", "auto", "`codec` of the payload: msgpack, json, raw, or auto, the one that the entry names")
 	payload := flags.Bool("payload", false, "print the bytes of the payload only, as they are")
 	return func(ctx context.Context, args []string) error {
-		if _, ok := decoders[*codec]; !ok && *codec != "auto" {
-			return x.wrong("singlefill: -codec is %q: auto, msgpack, json or raw is allowed", *codec)
+		if _, ok := decoders[*name]; !ok && *name != "auto" {
+			return x.wrong("singlefill: -codec is %q: auto, msgpack, json or raw is allowed", *name)
 		}
-		return x.get(ctx, args[0], args[1], *codec, *payload)
+		return x.get(ctx, args[0], args[1], *name, *payload)
 	}
 }
 
-func (x *execution) get(ctx context.Context, namespace, key, codec string, payload bool) error {
+func (x *execution) get(ctx context.Context, namespace, key, name string, payload bool) error {
 	redisKey, err := redisKeyOf(namespace, key)
 	if err != nil {
 		return err
@@ -61,7 +65,7 @@ func (x *execution) get(ctx context.Context, namespace, key, codec string, paylo
 		return err
 	}
 	r := rowOf(key, string(stored[:entry.HeaderLen]), int64(len(stored)), ttl.Val(), time.Now())
-	decoded, name, err := decode(e, codec)
+	decoded, name, err := decode(e, name)
 	if err != nil {
 		return err
 	}
@@ -77,7 +81,7 @@ func (x *execution) get(ctx context.Context, namespace, key, codec string, paylo
 		return nil
 	}
 	fmt.Fprintf(x.stdout, "payload:  %d bytes, %s\n\n", len(e.Payload), name)
-	if name == "raw" && !utf8.Valid(e.Payload) {
+	if strings.HasSuffix(name, "raw") && !utf8.Valid(e.Payload) {
 		fmt.Fprint(x.stdout, hex.Dump(e.Payload))
 		return nil
 	}
@@ -93,7 +97,7 @@ func redisKeyOf(namespace, key string) (string, error) {
 	if key == "" {
 		return "", errors.New("KEY is empty: a cache has no such key")
 	}
-	return valueKey(namespace, key), nil
+	return value.Key(namespace, key), nil
 }
 
 // describe prints what a header says in words.
@@ -102,12 +106,11 @@ func (x *execution) describe(r row, redisKey string) {
 		fmt.Fprintf(x.stdout, "%-9s "+format+"\n", append([]any{name + ":"}, args...)...)
 	}
 	line("key", "%s (%s in Redis)", printable(r.Key), printable(redisKey))
-	switch {
-	case r.State == "not found":
-		line("state", "%s: the source had no such value", x.colour(r.State))
-	default:
-		line("state", "%s", x.colour(r.State))
+	state := x.colour(r.State)
+	if r.State == "not found" {
+		state += ": the source had no such value"
 	}
+	line("state", "%s", state)
 	line("written", "%s, %v ago, by the clock of its writer", r.Written.Format(time.RFC3339), r.Age)
 	if r.Load > 0 {
 		line("load", "took %v", r.Load)
@@ -134,7 +137,7 @@ var decoders = map[string]func(payload []byte) (json.RawMessage, error){
 		}
 		d := msgpack.NewDecoder(bytes.NewReader(payload))
 		d.UseLooseInterfaceDecoding(true)
-		d.SetMapDecoder(func(d *msgpack.Decoder) (any, error) { return d.DecodeUntypedMap() })
+		d.SetMapDecoder(mapOf)
 		v, err := d.DecodeInterface()
 		if err != nil {
 			return nil, err
@@ -155,43 +158,67 @@ var decoders = map[string]func(payload []byte) (json.RawMessage, error){
 	},
 }
 
-// decode returns the payload as JSON, and the codec that it has. Of the codecs that auto tries, only
-// msgpack accepts a payload of one byte: for the number 7, which Raw or JSON have stored, it finds 55.
-func decode(e entry.Entry, codec string) (json.RawMessage, string, error) {
-	if e.NotFound {
-		return nil, "", nil
-	}
-	if codec != "auto" {
-		decoded, err := decoders[codec](e.Payload)
-		if err != nil {
-			return nil, "", fmt.Errorf("the payload is not %s: %w", codec, err)
-		}
-		return decoded, codec, nil
-	}
-	for _, name := range []string{"msgpack", "json"} {
-		if decoded, err := decoders[name](e.Payload); err == nil {
-			return decoded, name, nil
+// mapOf returns a map, whose keys may be of any type, with their texts as keys.
+func mapOf(d *msgpack.Decoder) (any, error) {
+	n, err := d.DecodeMapLen()
+	m := make(map[string]any, max(n, 0))
+	for ; n > 0 && err == nil; n-- {
+		var key any
+		if key, err = d.DecodeInterfaceLoose(); err == nil {
+			m[fmt.Sprint(key)], err = d.DecodeInterfaceLoose()
 		}
 	}
-	decoded, err := decoders["raw"](e.Payload)
-	return decoded, "raw", err
+	return m, err
 }
 
-// jsonable replaces the maps that JSON does not have.
+// jsonable writes as text what JSON does not have, such as infinity.
 func jsonable(v any) any {
 	switch v := v.(type) {
-	case map[any]any:
-		m := make(map[string]any, len(v))
-		for key, value := range v {
-			m[fmt.Sprint(key)] = jsonable(value)
+	case map[string]any:
+		for key := range v {
+			v[key] = jsonable(v[key])
 		}
-		return m
 	case []any:
 		for i := range v {
 			v[i] = jsonable(v[i])
 		}
+	default:
+		if _, err := json.Marshal(v); err != nil {
+			return fmt.Sprint(v)
+		}
 	}
 	return v
+}
+
+// decode returns the payload as JSON, and the codec that it has, for auto the one that its header names. It guesses
+// that of an entry without a format: of the codecs that it tries, only msgpack accepts a payload of one byte, so for the
+// number 7, which Raw or JSON have stored, it finds 55. What it cannot decode it shows as Raw.
+func decode(e entry.Entry, name string) (json.RawMessage, string, error) {
+	if e.NotFound {
+		return nil, "", nil
+	}
+	if name != "auto" {
+		decoded, err := decoders[name](e.Payload)
+		if err != nil {
+			return nil, "", fmt.Errorf("the payload is not %s: %w", name, err)
+		}
+		return decoded, name, nil
+	}
+	names, otherwise := []string{"msgpack", "json"}, "raw"
+	if e.Format != 0 {
+		name = cmp.Or(codec.NameOf(e.Format), "unknown")
+		names, otherwise = []string{name}, name+" as raw"
+	}
+	for _, name := range names {
+		// Of zstd+json, a short value is plain json.
+		if decoder := decoders[strings.TrimPrefix(name, "zstd+")]; decoder != nil {
+			if decoded, err := decoder(e.Payload); err == nil {
+				return decoded, name, nil
+			}
+		}
+	}
+	decoded, err := decoders["raw"](e.Payload)
+	return decoded, otherwise, err
 }
 
 func prepareTTL(x *execution, _ *flag.FlagSet) func(ctx context.Context, args []string) error {

@@ -20,6 +20,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 	"github.com/singlefill/singlefill/lock"
@@ -180,7 +181,7 @@ func TestGet(t *testing.T) {
 		text := cachetest.NewCacheIn(t, rdb, ns+"j", &singlefill.Options[order]{Codec: singlefill.JSON})
 		raw := cachetest.NewCacheIn(t, rdb, ns+"r", &singlefill.Options[[]byte]{Codec: singlefill.Raw})
 		v := order{7, []string{"tea"}, map[int]float64{3: 1.5}}
-		check(t, pack.Set(ctx, "a", v), text.Set(ctx, "a", v), raw.Set(ctx, "a", []byte("plain text")), raw.Set(ctx, "bin", []byte{0xFF, 0}), raw.Set(ctx, "7", []byte("7")))
+		check(t, pack.Set(ctx, "a", v), text.Set(ctx, "a", v), raw.Set(ctx, "a", []byte("plain text")), raw.Set(ctx, "bin", []byte{0xFF, 0}))
 		_, _ = pack.GetOrLoad(ctx, "none", func(context.Context, string) (order, error) { return order{}, singlefill.ErrNotFound })
 		payload := func(args ...string) string {
 			var e struct {
@@ -199,11 +200,34 @@ func TestGet(t *testing.T) {
 			{payload(ns+"j", "a"), `json {"ID":7,"Items":["tea"],"Prices":{"3":1.5}}`},
 			{payload(ns+"r", "a"), `raw "plain text"`},
 			{payload(ns+"r", "bin"), `raw "/wA="`},
-			{payload(ns+"r", "7", "-codec", "raw"), `raw "7"`},
+			{payload(ns+"j", "a", "-codec", "raw"), `raw "{\"ID\":7,\"Items\":[\"tea\"],\"Prices\":{\"3\":1.5}}"`},
 			{payload(ns, "none"), ` `},
 		} {
 			if test.got != test.want {
 				t.Errorf("got %s, want %s", test.got, test.want)
+			}
+		}
+		of := entry.FormatOf
+		for _, test := range []struct {
+			format        entry.Format
+			payload, want string
+		}{
+			{of("json"), "7", "json 7"},
+			{of("raw"), "7", `raw "7"`},
+			{0, "7", "msgpack 55"}, // a guess
+			{0, `{"a":7}`, `json {"a":7}`},
+			{0, "plain", `raw "plain"`},
+			{of("zstd+json"), "7", "zstd+json 7"},
+			{of("zstd+json"), "\xC1zst\x01", `zstd+json as raw "wXpzdAE="`},
+			{of("json"), "plain", `json as raw "plain"`},
+			{of("gob"), "7", `unknown as raw "7"`},
+			{of("msgpack"), "\x83\x90\x01\x81\x01\x02\x03\xc4\x01a\x91\x80", `msgpack {"[]":1,"a":[{}],"map[1:2]":3}`},
+			{of("msgpack"), "\x92\xca\x7f\x80\x00\x00\x81\x01\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00", `msgpack ["+Inf",{"1":"NaN"}]`},
+		} {
+			data, err := entry.Entry{Format: test.format, Payload: []byte(test.payload)}.Encode()
+			check(t, err, rdb.Set(ctx, ns+":{e}", data, time.Hour).Err())
+			if got := payload(ns, "e"); got != test.want {
+				t.Errorf("%#x %q: got %s, want %s", test.format, test.payload, got, test.want)
 			}
 		}
 		if got := c.ok("get", "-payload", ns+"r", "bin"); got != "\xff\x00" {

@@ -34,17 +34,21 @@ func (f *Formats) Check(found entry.Format) error {
 	if found == 0 || slices.Contains(f.read, found) {
 		return nil
 	}
-	return fmt.Errorf("singlefill: %s has written the entry, and Options.Codec is %s", nameOf(found), quoted(f.name))
+	by := quoted(NameOf(found))
+	if NameOf(found) == "" && found != entry.FormatOf("") {
+		by = fmt.Sprintf("a codec with format %#04x", uint16(found))
+	}
+	return fmt.Errorf("singlefill: %s has written the entry, and Options.Codec is %s", by, quoted(f.name))
 }
 
-// nameOf returns the name of a format of this repository, or its number.
-func nameOf(f entry.Format) string {
-	for _, name := range []string{"", "msgpack", "json", "raw", "zstd+msgpack", "zstd+json", "zstd+raw"} {
+// NameOf returns the name of a format of this repository, or nothing.
+func NameOf(f entry.Format) string {
+	for _, name := range []string{"msgpack", "json", "raw", "zstd+msgpack", "zstd+json", "zstd+raw"} {
 		if entry.FormatOf(name) == f {
-			return quoted(name)
+			return name
 		}
 	}
-	return fmt.Sprintf("a codec with format %#04x", uint16(f))
+	return ""
 }
 
 func quoted(name string) string {
