@@ -16,10 +16,9 @@ import (
 )
 
 // cache returns a cache of the namespace, by which entries are changed as processes change them.
-// tags is nil, unless a tag is changed.
-func (x *execution) cache(namespace string, trace *singlefill.Trace, tags func(string, any) []string) (*singlefill.Cache[any], error) {
+func (x *execution) cache(namespace string, trace *singlefill.Trace) (*singlefill.Cache[any], error) {
 	return singlefill.New[any](x.rdb, namespace, time.Hour, &singlefill.Options[any]{
-		RedisTimeout: x.timeout, LockTTL: 4 * x.timeout, Trace: trace, Tags: tags,
+		RedisTimeout: x.timeout, LockTTL: 4 * x.timeout, Trace: trace,
 		// The records that tell processes with Near of a change are appended in any case. The log lives
 		// four times as long as this, which is not shorter than processes with a longer MaxLag need.
 		Near: &singlefill.Near{Size: 1, MaxLag: time.Hour},
@@ -42,7 +41,7 @@ func prepareExpire(x *execution, _ *flag.FlagSet) func(ctx context.Context, args
 // loads of them may be running.
 func (x *execution) change(ctx context.Context, namespace string, keys []string, done string,
 	do func(c *singlefill.Cache[any], ctx context.Context, keys ...string) error) error {
-	c, err := x.cache(namespace, nil, nil)
+	c, err := x.cache(namespace, nil)
 	if err != nil {
 		return err
 	}
@@ -89,7 +88,7 @@ func prepareClear(x *execution, flags *flag.FlagSet) func(ctx context.Context, a
 		if !*yes {
 			what := "This deletes every key of the namespace %s."
 			if len(tags) > 0 {
-				what = "This deletes values of the namespace %s; all, if what is known of the tags has been lost."
+				what = "This deletes the values of the namespace %s that have one of the tags."
 			}
 			if err := x.confirm(ctx, what, args[0]); err != nil {
 				return err
@@ -135,7 +134,7 @@ func (x *execution) clear(ctx context.Context, namespace string) error {
 			x.showProgress("pass %d of 2: %d of %d keys looked at, %d values deleted", info.Pass, info.Scanned, info.Keys, info.Removed)
 		}
 	}()
-	c, err := x.cache(namespace, &singlefill.Trace{Clearing: func(_ context.Context, info singlefill.ClearInfo) { events <- info }}, nil)
+	c, err := x.cache(namespace, &singlefill.Trace{Clearing: func(_ context.Context, info singlefill.ClearInfo) { events <- info }})
 	if err == nil {
 		err = errors.Join(c.Clear(ctx), c.Close())
 	}

@@ -40,7 +40,8 @@
 //
 // del, expire, clear and clear -tag are the calls of the library, with its promises: a load in flight is not
 // stored after them, and processes with Options.Near hear of them. For that they append a record to
-// the log of the namespace, whether a process follows it or not; the log expires by itself.
+// the log of the namespace, whether a process follows it or not; the log expires by itself. Where DeleteTag reads all
+// values to find out their tags, clear -tag deletes nothing, and says so: it does not know Options.Tags of your program.
 //
 // # Times
 //

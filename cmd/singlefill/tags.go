@@ -2,13 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
-	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/tags"
 )
@@ -17,11 +16,16 @@ func prepareTags(x *execution, _ *flag.FlagSet) func(ctx context.Context, args [
 	return func(ctx context.Context, args []string) error { return x.tags(ctx, args[0]) }
 }
 
+// index returns the tags of a namespace. Its marks live as long as those of a program with the default LoadTimeout.
+func (x *execution) index(namespace string) *tags.Index {
+	c := client.New(x.rdb, x.timeout, func(context.Context, string, error) {}, func(error) {}, nil)
+	return tags.New(c, namespace, time.Minute, 0)
+}
+
 // tags prints the tags of a namespace.
 func (x *execution) tags(ctx context.Context, namespace string) error {
-	c := client.New(x.rdb, x.timeout, func(context.Context, string, error) {}, func(error) {}, nil)
 	keys := make(map[string]int64)
-	if err := tags.New(c, namespace, 0, 0).Each(ctx, func(tag string, n int64) { keys[tag] = n }); err != nil {
+	if err := x.index(namespace).Each(ctx, func(tag string, n int64) { keys[tag] = n }); err != nil {
 		return err
 	}
 	type row struct {
@@ -46,24 +50,38 @@ func (x *execution) tags(ctx context.Context, namespace string) error {
 	return nil
 }
 
-// clearTags deletes the keys of tags.
+// clearTags deletes the keys of tags as Cache.DeleteTag does. But if not all tags are known it deletes nothing: DeleteTag
+// finds them out from the values, and removes each value whose tags it cannot tell. This program can tell none.
 func (x *execution) clearTags(ctx context.Context, namespace string, names []string) error {
-	var done singlefill.TagInfo
-	c, err := x.cache(namespace, &singlefill.Trace{TagDone: func(_ context.Context, info singlefill.TagInfo) { done = info }},
-		func(string, any) []string { panic("unknown to this program") }) // if a rebuild is needed it removes all values, as Clear does
+	names, err := tags.Names(names)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(c.DeleteTag(ctx, names...), c.Close()); err != nil {
+	c, err := x.cache(namespace, nil)
+	if err != nil {
 		return err
 	}
+	defer c.Close()
+	index, keys := x.index(namespace), 0
+	for intact := false; !intact; {
+		marked, err := index.Mark(ctx, names)
+		if err == nil && !marked.Complete {
+			err = fmt.Errorf("not all tags of the namespace %s are known, and %d values were deleted: "+
+				"call DeleteTag with these tags in a program that has Options.Tags, or clear without -tag", printable(namespace), keys)
+		}
+		if err == nil {
+			intact, err = index.KeysOf(ctx, marked, func(found []string) error {
+				keys += len(found)
+				return c.Delete(ctx, found...)
+			})
+		}
+		if err != nil {
+			return err
+		}
+	}
 	if x.json {
-		return x.printJSON(map[string]any{"namespace": namespace, "tags": done.Tags, "keys": done.Keys, "cleared": done.Cleared})
+		return x.printJSON(map[string]any{"namespace": namespace, "tags": names, "keys": keys})
 	}
-	if done.Cleared {
-		fmt.Fprintln(x.stdout, "what is known of the tags may have been lost: every value of the namespace deleted")
-		return nil
-	}
-	fmt.Fprintf(x.stdout, "%d values deleted\n", done.Keys)
+	fmt.Fprintf(x.stdout, "%d values deleted\n", keys)
 	return nil
 }

@@ -17,7 +17,7 @@ func TestTags(t *testing.T) {
 	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		cache := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Tags: func(_, v string) []string { return strings.Fields(v) }})
-		check(t, cache.Clear(t.Context()), cache.SetMany(t.Context(), map[string]string{"k1": "eu}", "k2": "eu} us", "k3": "us", "k4": ""}))
+		check(t, cache.SetMany(t.Context(), map[string]string{"k1": "eu}", "k2": "eu} us", "k3": "us", "k4": ""}))
 		if got, want := c.ok("tags", ns), "TAG  KEYS\neu}  2\nus   2\n"; got != want {
 			t.Errorf("tags writes\n%s, want\n%s", got, want)
 		}
@@ -30,6 +30,11 @@ func TestTags(t *testing.T) {
 		if _, _, found := c.listed(ns); found != 4 {
 			t.Errorf("ls finds %d keys, want 4", found)
 		}
+		c.fails(1, "not all tags of the namespace "+ns+" are known, and 0 values were deleted", "clear", "-yes", "-tag", "eu}", ns)
+		if _, _, found := c.listed(ns); found != 4 {
+			t.Errorf("%d values are left, want 4: the tags of a program are not known", found)
+		}
+		check(t, cache.DeleteTag(t.Context(), "other"))
 		if got := c.ok("clear", "-yes", "-tag", "eu}", "-tag", "none", ns); got != "2 values deleted\n" {
 			t.Errorf("clear -tag writes %q", got)
 		}
@@ -40,8 +45,7 @@ func TestTags(t *testing.T) {
 		c.fails(1, "stdin is no terminal", "clear", "-tag", "us", ns)
 		unknown := cachetest.NewCacheIn(t, rdb, ns+"-unknown", &singlefill.Options[string]{})
 		check(t, unknown.Set(t.Context(), "k", "us"))
-		if got := c.ok("clear", "-yes", "-tag", "us", ns+"-unknown"); !strings.Contains(got, "every value of the namespace deleted") {
-			t.Errorf("clear -tag of a namespace without tags writes %q", got)
-		}
+		c.fails(1, "call DeleteTag", "clear", "-yes", "-tag", "us", ns+"-unknown")
+		c.ok("get", ns+"-unknown", "k")
 	})
 }

@@ -44,37 +44,17 @@ func (t *Tags) invalidateTagged(ctx context.Context, info *event.TagInfo, do fun
 		case !marked.Complete:
 			err = t.rebuild(ctx, info, do)
 		default:
-			intact, err = t.invalidateNoted(ctx, marked, info, do)
+			t.forgetUnindexed(marked)
+			intact, err = t.space.tags.KeysOf(ctx, marked, func(keys []string) error {
+				info.Keys += len(keys)
+				return do(ctx, keys...)
+			})
 		}
 		if err != nil {
 			return value.Wrap(ctx, "tag", err)
 		}
 	}
 	return nil
-}
-
-// invalidateNoted invalidates what is in the indexes. It reports whether they were intact, and read in one order: a
-// server that was restarted in between goes on from a cursor of its former process in another order.
-func (t *Tags) invalidateNoted(ctx context.Context, marked tags.Marked, info *event.TagInfo,
-	do func(ctx context.Context, keys ...string) error) (bool, error) {
-	t.forgetUnindexed(marked)
-	before, err := t.space.tags.Process(ctx)
-	if err != nil {
-		return false, err
-	}
-	for _, tag := range marked.Tags {
-		err := t.space.tags.Keys(ctx, tag, func(keys []string) error {
-			info.Keys += len(keys)
-			return do(ctx, keys...)
-		})
-		if err != nil {
-			return false, err
-		}
-	}
-	if after, err := t.space.tags.Process(ctx); err != nil || after != before {
-		return false, err
-	}
-	return t.space.tags.Intact(ctx, marked)
 }
 
 // forgetUnindexed empties memory if any process has rebuilt the indexes since this process last saw

@@ -550,9 +550,9 @@ func (x *Index) history(ctx context.Context, number int) (string, error) {
 	})
 }
 
-// Process names the process of the server that has all indexes, or is empty if there are several: a new one of
+// process names the process of the server that has all indexes, or is empty if there are several: a new one of
 // those has another history.
-func (x *Index) Process(ctx context.Context) (string, error) {
+func (x *Index) process(ctx context.Context) (string, error) {
 	key := x.book(0)
 	return client.Do(ctx, x.client, op, key, func(ctx context.Context) (string, error) {
 		master, several, err := x.client.Servers.MasterOf(ctx, x.namespace, key)
@@ -580,6 +580,24 @@ func (x *Index) SetSeen(m Marked) {
 	for _, b := range m.books {
 		x.seen[b.number].Store(&b.known)
 	}
+}
+
+// KeysOf calls each with the keys in the indexes of m. It reports whether these were intact, and read in one order: a
+// server that was restarted in between goes on from a cursor of its former process in another order.
+func (x *Index) KeysOf(ctx context.Context, m Marked, each func(keys []string) error) (intact bool, err error) {
+	before, err := x.process(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, tag := range m.Tags {
+		if err := x.Keys(ctx, tag, each); err != nil {
+			return false, err
+		}
+	}
+	if after, err := x.process(ctx); err != nil || after != before {
+		return false, err
+	}
+	return x.Intact(ctx, m)
 }
 
 // Keys calls each with the keys in the index of a tag, a few hundred at a time. A key may come twice.
