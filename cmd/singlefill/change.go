@@ -18,7 +18,7 @@ import (
 // cache returns a cache of the namespace, by which entries are changed as processes change them.
 func (x *execution) cache(namespace string, trace *singlefill.Trace) (*singlefill.Cache[any], error) {
 	return singlefill.New[any](x.rdb, namespace, time.Hour, &singlefill.Options[any]{
-		RedisTimeout: x.timeout, LockTTL: 4 * x.timeout, Trace: trace,
+		RedisTimeout: x.timeout, LockTTL: 4 * x.timeout, LoadTimeout: 5 * x.timeout, Trace: trace, // nothing is loaded
 		// The records that tell processes with Near of a change are appended in any case. The log lives
 		// four times as long as this, which is not shorter than processes with a longer MaxLag need.
 		Near: &singlefill.Near{Size: 1, MaxLag: time.Hour},

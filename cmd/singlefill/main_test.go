@@ -262,7 +262,7 @@ func TestGet(t *testing.T) {
 // del, expire and clear refuse loads in flight, and reach the memory of processes with Near.
 func TestChange_Promises(t *testing.T) {
 	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
-		for _, change := range [][]string{{"del", "NS", "k"}, {"expire", "NS", "k"}, {"clear", "-yes", "NS"}} {
+		for _, change := range [][]string{{"del", "-timeout=10s", "NS", "k"}, {"expire", "NS", "k"}, {"clear", "-yes", "NS"}} {
 			t.Run(change[0], func(t *testing.T) {
 				ns, ctx := redistest.Namespace(t), t.Context()
 				c := c
