@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
 )
 
 const defaultURL = "redis://127.0.0.1:6379"
@@ -19,34 +21,31 @@ const defaultURL = "redis://127.0.0.1:6379"
 // connect returns a client of the server at a URL, which may be a node of a Cluster or a Sentinel. The
 // server has answered.
 func connect(ctx context.Context, flag, env string, timeout time.Duration) (redis.UniversalClient, error) {
-	address, source := flag, "-redis"
-	if address == "" {
-		address, source = env, "REDIS_URL"
-	}
-	if address == "" {
-		address, source = defaultURL, "-redis"
+	address, source := cmp.Or(flag, env, defaultURL), "-redis"
+	if flag == "" && env != "" {
+		source = "REDIS_URL"
 	}
 	if !strings.Contains(address, "://") {
 		address = "redis://" + address
 	}
 	rdb, err := open(address, timeout)
 	if err != nil {
-		return nil, fmt.Errorf("%s is not the URL of a Redis: %w", source, withoutPassword(err, address))
+		return nil, fmt.Errorf("%s is not the URL of a Redis: %w", source, err)
 	}
-	if client, ok := rdb.(*redis.Client); ok {
+	if server, ok := rdb.(*redis.Client); ok {
 		// INFO tells whether the server is a node of a Cluster. Other servers may refuse it.
-		info, err := client.Info(ctx, "cluster").Result()
-		var refused redis.Error
+		info, err := server.Info(ctx, "cluster").Result()
 		switch {
-		case err != nil && !errors.As(err, &refused):
-			client.Close()
+		case err != nil && !client.Refused(err):
+			server.Close()
 			return nil, fmt.Errorf("%s: %w", source, unanswered(err, address))
 		case strings.Contains(info, "cluster_enabled:1"):
-			o := client.Options()
-			client.Close()
+			o := server.Options()
+			server.Close()
 			return redis.NewClusterClient(&redis.ClusterOptions{
 				Addrs: []string{o.Addr}, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig,
-				DialTimeout: timeout, ReadTimeout: timeout, WriteTimeout: timeout, MaxRetries: o.MaxRetries, ContextTimeoutEnabled: true,
+				DialTimeout: o.DialTimeout, ReadTimeout: cmp.Or(o.ReadTimeout, -1), WriteTimeout: cmp.Or(o.WriteTimeout, -1), // 0: none
+				MaxRetries: o.MaxRetries, ContextTimeoutEnabled: true,
 			}), nil
 		}
 		return rdb, nil
@@ -58,58 +57,57 @@ func connect(ctx context.Context, flag, env string, timeout time.Duration) (redi
 	return rdb, nil
 }
 
+var errURL = errors.New("it cannot be parsed: percent-encode special characters of user and password")
+
+// open returns a client of a URL. At / ? and # it ends a password that is not encoded: no error then has what follows.
 func open(address string, timeout time.Duration) (redis.UniversalClient, error) {
 	u, err := url.Parse(address)
-	if err != nil {
-		return nil, err
+	if err != nil || u.Fragment != "" || u.Scheme == "unix" && u.Port() != "" {
+		return nil, errURL
 	}
-	switch query := u.Query(); {
-	case query.Has("master_name"):
-		o, err := redis.ParseFailoverURL(address)
-		if err != nil {
-			return nil, err
+	cut, query := strings.Contains(u.Path+u.RawQuery, "@"), u.Query()
+	for _, name := range []string{"dial_timeout", "read_timeout", "write_timeout"} {
+		if query.Get(name) == "" {
+			query.Set(name, timeout.String())
 		}
-		o.DialTimeout, o.DialerRetries, o.ContextTimeoutEnabled = cmp.Or(o.DialTimeout, timeout), 1, true
-		o.ReadTimeout, o.WriteTimeout = cmp.Or(o.ReadTimeout, timeout), cmp.Or(o.WriteTimeout, timeout)
-		return redis.NewFailoverClient(o), nil
-	case query.Has("addr"):
-		o, err := redis.ParseClusterURL(address)
-		if err != nil {
-			return nil, err
+	}
+	u.RawQuery = query.Encode()
+	if query.Has("master_name") {
+		var o *redis.FailoverOptions
+		if o, err = redis.ParseFailoverURL(u.String()); err == nil {
+			o.DialerRetries, o.ContextTimeoutEnabled = 1, true
+			return redis.NewFailoverClient(o), nil
 		}
-		o.DialTimeout, o.ContextTimeoutEnabled = cmp.Or(o.DialTimeout, timeout), true
-		o.ReadTimeout, o.WriteTimeout = cmp.Or(o.ReadTimeout, timeout), cmp.Or(o.WriteTimeout, timeout)
-		return redis.NewClusterClient(o), nil
+	} else if query.Has("addr") {
+		var o *redis.ClusterOptions
+		if o, err = redis.ParseClusterURL(u.String()); err == nil {
+			o.ContextTimeoutEnabled = true
+			return redis.NewClusterClient(o), nil
+		}
+	} else {
+		var o *redis.Options
+		if o, err = redis.ParseURL(u.String()); err == nil {
+			o.DialerRetries, o.ContextTimeoutEnabled = 1, true
+			return redis.NewClient(o), nil
+		}
 	}
-	o, err := redis.ParseURL(address)
-	if err != nil {
-		return nil, err
+	if cut {
+		err = errURL
 	}
-	o.DialTimeout, o.DialerRetries, o.ContextTimeoutEnabled = cmp.Or(o.DialTimeout, timeout), 1, true
-	o.ReadTimeout, o.WriteTimeout = cmp.Or(o.ReadTimeout, timeout), cmp.Or(o.WriteTimeout, timeout)
-	return redis.NewClient(o), nil
+	return nil, err
 }
 
 // unanswered returns why the server at a URL did not answer, without the password. A server that expects
 // TLS closes the connection.
 func unanswered(err error, address string) error {
-	closed := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
-	err = withoutPassword(err, address)
-	if closed && !strings.HasPrefix(address, "rediss:") {
-		return fmt.Errorf("the server closed the connection: if it expects TLS, use rediss:// in place of redis:// (%w)", err)
-	}
-	return err
-}
-
-// withoutPassword returns err without the password of the URL, which errors of package url contain.
-func withoutPassword(err error, address string) error {
-	if e, ok := errors.AsType[*url.Error](err); ok {
-		return e.Err
-	}
-	if u, parseErr := url.Parse(address); parseErr == nil && u.User != nil {
-		if password, _ := u.User.Password(); password != "" && strings.Contains(err.Error(), password) {
-			return errors.New(strings.ReplaceAll(err.Error(), password, "xxxxx"))
+	reason := err.Error()
+	if u, err := url.Parse(address); err == nil && u.User != nil {
+		if password, _ := u.User.Password(); password != "" {
+			reason = strings.ReplaceAll(reason, password, "xxxxx")
 		}
 	}
-	return err
+	if (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)) && !strings.HasPrefix(address, "rediss:") {
+		return fmt.Errorf("the server closed the connection: if it expects TLS, use rediss:// in place of redis:// (%s)", reason)
+	}
+	return errors.New(reason)
 }

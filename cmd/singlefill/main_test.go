@@ -547,7 +547,14 @@ func TestUsage(t *testing.T) {
 func TestConnect_Errors(t *testing.T) {
 	t.Parallel()
 	c := terminal{TB: t}
-	for _, address := range []string{"redis://u:secret@127.0.0.1:1", "u:secret@127.0.0.1:1", "redis://u:secret@127.0.0.1:x", "http://u:secret@127.0.0.1", "redis://u:secret@127.0.0.1:1?addr=127.0.0.1:2", "redis://:secret@127.0.0.1:1?nix=1"} {
+	for _, address := range []string{
+		"redis://u:secret@127.0.0.1:1", "u:secret@127.0.0.1:1", "redis://u:secret@127.0.0.1:x", "http://u:secret@127.0.0.1",
+		"redis://u:secret@127.0.0.1:1?addr=127.0.0.1:2", "redis://:secret@127.0.0.1:1?nix=1",
+		// A password is cut.
+		"redis://u:secret/@127.0.0.1", "u:secret#@127.0.0.1", "redis://u:secret?@127.0.0.1", "redis://u:%secret@127.0.0.1", "redis://u:1:secret/@127.0.0.1",
+		"redis://:1/secret@127.0.0.1", "redis://:1?secret@127.0.0.1", "redis://:1#secret@127.0.0.1", "redis://u@127.0.0.1:1/secret@h?master_name=m",
+		"redis://:1?secret@127.0.0.1&addr=h", "unix://u:1/secret@/tmp/sock", "redis://127.0.0.1:77777#@127.0.0.1",
+	} {
 		for _, args := range [][]string{{"ls", "ns"}, {"ls", "-redis", address, "ns"}} {
 			c.url = address
 			source := "REDIS_URL"
@@ -555,10 +562,25 @@ func TestConnect_Errors(t *testing.T) {
 				c.url, source = "", "-redis"
 			}
 			stdout, stderr, status := c.run(append(args, "-timeout=2s")...)
-			if status != 1 || !strings.HasPrefix(stderr, "singlefill: "+source) || strings.Contains(stdout+stderr, "secret") {
+			if status != 1 || !strings.HasPrefix(stderr, "singlefill: "+source) || strings.Contains(stdout+stderr, "%se") || strings.Contains(stdout+stderr, "secret") || strings.Contains(stderr, "77777") {
 				t.Errorf("%s: status %d, %q", address, status, stderr)
 			}
 		}
+	}
+}
+
+// The URL's timeouts take the place of -timeout, also for a Cluster of which it names a node.
+func TestConnect_Timeouts(t *testing.T) {
+	t.Parallel()
+	node := redistest.SharedCluster(t).Client(t).Options().Addrs[0]
+	for _, more := range []string{"", "&addr=" + node} {
+		rdb, err := connect(t.Context(), "redis://"+node+"?write_timeout=7s&read_timeout=0"+more, "", 9*time.Second)
+		check(t, err)
+		o := rdb.(*redis.ClusterClient).Options()
+		if o.DialTimeout != 9*time.Second || o.WriteTimeout != 7*time.Second || o.ReadTimeout != 0 { // 0: none
+			t.Errorf("%q: dial %v, read %v, write %v", more, o.DialTimeout, o.ReadTimeout, o.WriteTimeout)
+		}
+		check(t, rdb.Close())
 	}
 }
 
