@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/value"
 )
 
 // cache returns a cache of the namespace, by which entries are changed as processes change them.
@@ -48,7 +50,7 @@ func (x *execution) change(ctx context.Context, namespace string, keys []string,
 	lives := make([]*redis.DurationCmd, len(keys))
 	_, err = x.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i, key := range keys {
-			lives[i] = p.PTTL(ctx, valueKey(namespace, key))
+			lives[i] = p.PTTL(ctx, value.Key(namespace, key))
 		}
 		return nil
 	})
@@ -124,22 +126,17 @@ func (x *execution) confirm(ctx context.Context, what, namespace string) error {
 }
 
 func (x *execution) clear(ctx context.Context, namespace string) error {
-	var removed int64
-	events := make(chan singlefill.ClearInfo, 64)
-	shown := make(chan struct{})
-	go func() {
-		defer close(shown)
-		for info := range events {
-			removed = max(removed, info.Removed)
-			x.showProgress("pass %d of 2: %d of %d keys looked at, %d values deleted", info.Pass, info.Scanned, info.Keys, info.Removed)
-		}
-	}()
-	c, err := x.cache(namespace, &singlefill.Trace{Clearing: func(_ context.Context, info singlefill.ClearInfo) { events <- info }})
+	var mu sync.Mutex
+	var removed int64 // protected by mu, as the terminal
+	c, err := x.cache(namespace, &singlefill.Trace{Clearing: func(_ context.Context, info singlefill.ClearInfo) {
+		mu.Lock()
+		defer mu.Unlock()
+		removed = max(removed, info.Removed)
+		x.showProgress("pass %d of 2: %d of %d keys looked at, %d values deleted", info.Pass, info.Scanned, info.Keys, info.Removed)
+	}})
 	if err == nil {
 		err = errors.Join(c.Clear(ctx), c.Close())
 	}
-	close(events)
-	<-shown
 	x.clearProgress()
 	if err != nil {
 		return err

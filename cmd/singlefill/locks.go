@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"flag"
 	"slices"
 	"strconv"
@@ -42,18 +41,22 @@ type holder struct {
 
 func prepareLocks(x *execution, _ *flag.FlagSet) func(ctx context.Context, args []string) error {
 	return func(ctx context.Context, args []string) error {
-		if len(args) == 1 {
-			loads, err := x.loads(ctx, args[0])
-			if err != nil {
-				return err
-			}
-			if x.json {
-				return x.printJSON(loads)
-			}
-			x.printLoads(loads)
-			return nil
+		if len(args) == 0 {
+			return x.locks(ctx)
 		}
-		return x.locks(ctx)
+		loads, err := x.loads(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		if x.json {
+			return x.printJSON(loads)
+		}
+		t := x.table("KEY", "LOADING FOR", "LOCK LEFT", "HOLDER")
+		for _, l := range loads {
+			t.add(printable(l.Key), l.Held, l.Left, l.Holder)
+		}
+		t.print()
+		return nil
 	}
 }
 
@@ -89,15 +92,12 @@ func (x *execution) readLoads(ctx context.Context, namespace string, keys []stri
 		return nil
 	})
 	for i, key := range keys {
-		if err := cmp.Or(values[i].Err(), ttls[i].Err()); err != nil && !isRefusal(err) {
+		if err := cmp.Or(values[i].Err(), ttls[i].Err()); err != nil && !client.Refused(err) {
 			return nil, err
 		}
 		v := values[i].Val()
-		if len(v) != stampEnd || v[0] != 'H' {
-			continue
-		}
-		stamp, err := strconv.ParseInt(v[tokenEnd:], 10, 64)
-		if err != nil {
+		stamp, err := strconv.ParseInt(v[min(len(v), tokenEnd):], 10, 64)
+		if len(v) != stampEnd || v[0] != 'H' || err != nil {
 			continue
 		}
 		loads = append(loads, load{
@@ -118,20 +118,6 @@ func (x *execution) serverTime(ctx context.Context, key string) (time.Time, erro
 		return master.Time(ctx).Result()
 	}
 	return x.rdb.Time(ctx).Result()
-}
-
-// isRefusal reports whether the server has answered: with an error that concerns the key.
-func isRefusal(err error) bool {
-	var refused redis.Error
-	return errors.As(err, &refused)
-}
-
-func (x *execution) printLoads(loads []load) {
-	t := x.table("KEY", "LOADING FOR", "LOCK LEFT", "HOLDER")
-	for _, l := range loads {
-		t.add(printable(l.Key), l.Held, l.Left, l.Holder)
-	}
-	t.print()
 }
 
 // locks prints the locks of package lock. The names of their keys are {name}:lock, with an ending for all
@@ -205,7 +191,7 @@ func (x *execution) readLock(ctx context.Context, key string) (heldLock, error) 
 		return nil
 	})
 	for _, err := range []error{token.Err(), left.Err(), fence.Err(), leases.Err(), details.Err(), waiting.Err(), queued.Err()} {
-		if err != nil && !isRefusal(err) {
+		if err != nil && !client.Refused(err) {
 			return l, err
 		}
 	}

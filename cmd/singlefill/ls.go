@@ -185,12 +185,14 @@ func (x *execution) listNamespaces(ctx context.Context) error {
 		Namespace string `json:"namespace"`
 		Keys      int    `json:"keys"`
 	}
-	found := make(map[string]map[string]bool) // keys by namespace; SCAN may return a key twice
+	found, seen := make(map[string]int), make(map[string]bool) // SCAN may return a key twice
 	err := x.scan(ctx, "*:{*}", func(keys []string) error {
 		byNamespace := make(map[string][]string)
 		for _, key := range keys {
-			namespace, _, _ := strings.Cut(key, ":{") // a namespace has no brace
-			byNamespace[namespace] = append(byNamespace[namespace], key)
+			if namespace, _, _ := strings.Cut(key, ":{"); !seen[key] { // a namespace has no brace
+				byNamespace[namespace] = append(byNamespace[namespace], key)
+			}
+			seen[key] = true
 		}
 		for namespace, keys := range byNamespace {
 			rows, err := x.rows(ctx, namespace, keys)
@@ -198,13 +200,9 @@ func (x *execution) listNamespaces(ctx context.Context) error {
 				return err
 			}
 			for _, r := range rows {
-				if r.State == foreign {
-					continue
+				if r.State != foreign {
+					found[namespace]++
 				}
-				if found[namespace] == nil {
-					found[namespace] = make(map[string]bool)
-				}
-				found[namespace][r.Key] = true
 			}
 		}
 		return nil
@@ -214,7 +212,7 @@ func (x *execution) listNamespaces(ctx context.Context) error {
 	}
 	counts := []count{}
 	for _, namespace := range slices.Sorted(maps.Keys(found)) {
-		counts = append(counts, count{namespace, len(found[namespace])})
+		counts = append(counts, count{namespace, found[namespace]})
 	}
 	if x.json {
 		return x.printJSON(counts)

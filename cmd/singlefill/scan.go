@@ -11,10 +11,6 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 )
 
-// scanCount is how many keys of the database one step looks at: that takes a server less than a
-// millisecond.
-const scanCount = 500
-
 // masters returns a client of each server that has a part of the keys.
 func masters(ctx context.Context, rdb redis.UniversalClient) (all []*redis.Client, err error) {
 	cluster, ok := rdb.(*redis.ClusterClient)
@@ -49,7 +45,7 @@ func (x *execution) scan(ctx context.Context, pattern string, each func(keys []s
 	defer x.clearProgress()
 	for _, master := range all {
 		for cursor := uint64(0); ; {
-			keys, next, err := master.Scan(ctx, cursor, pattern, scanCount).Result()
+			keys, next, err := master.Scan(ctx, cursor, pattern, client.ScanCount).Result()
 			if err != nil {
 				return err
 			}
@@ -58,7 +54,7 @@ func (x *execution) scan(ctx context.Context, pattern string, each func(keys []s
 					return err
 				}
 			}
-			scanned = min(scanned+scanCount, total)
+			scanned = min(scanned+client.ScanCount, total)
 			x.showProgress("%d of %d keys looked at", scanned, total)
 			if cursor = next; cursor == 0 {
 				break
@@ -81,9 +77,7 @@ func (x *execution) clearProgress() {
 	}
 }
 
-func valueKey(namespace, key string) string { return namespace + ":{" + client.HashTag(key) + "}" }
-
-// userKey is the reverse of valueKey.
+// userKey is the reverse of value.Key.
 func userKey(namespace, valueKey string) string {
 	return client.Untag(strings.TrimSuffix(strings.TrimPrefix(valueKey, namespace+":{"), "}"))
 }
