@@ -48,14 +48,14 @@ type grant struct {
 
 // try asks once.
 func (a *attempt) try(ctx context.Context) (grant, error) {
-	r, sent, err := a.ask(ctx, request{})
+	r, err := a.ask(ctx, request{})
 	switch {
 	case endedBy(ctx, err):
 		return grant{}, a.noAnswer(ctx)
 	case err != nil:
 		return grant{}, a.explain(ctx, err)
 	case r.state == held:
-		return grant{r.number, sent}, nil
+		return grant{r.number, r.sent}, nil
 	case r.state == busy:
 		return grant{}, a.busyWith(r.holder)
 	}
@@ -68,11 +68,11 @@ func (a *attempt) wait(ctx context.Context) (got grant, err error) {
 	q.join(a)
 	defer func() { q.leave(a, err == nil) }()
 	for backoff := pause.Min; q.awaitTurn(ctx, a); backoff = min(2*backoff, maxPause) {
-		r, sent, err := a.ask(ctx, q.request(a))
+		r, err := a.ask(ctx, q.request(a))
 		switch {
 		case err == nil && r.state == held:
 			q.noteHeld(a, r)
-			return grant{r.number, sent}, nil
+			return grant{r.number, r.sent}, nil
 		case err == nil && r.state == busy:
 			q.noteBusy(a, r)
 		case err == nil:
@@ -118,26 +118,25 @@ func (a *attempt) pause(backoff time.Duration, r reply) time.Duration {
 // stalled, and another process may hold the lock by now. So ask sends the same token again: the
 // server prolongs the lease, grants it again, or says that the lock is busy. See
 // TestAcquire_StalledForLongerThanTTL.
-func (a *attempt) ask(ctx context.Context, req request) (r reply, sent time.Time, err error) {
+func (a *attempt) ask(ctx context.Context, req request) (r reply, err error) {
 	for {
-		r, sent, err = a.retry(ctx, req)
-		if err != nil || r.state != held || time.Since(sent) < a.opts.TTL-a.margin() {
-			return r, sent, err
+		r, err = a.retry(ctx, req)
+		if err != nil || r.state != held || time.Since(r.sent) < a.opts.TTL-a.margin() {
+			return r, err
 		}
 		a.inTransit, a.unanswered = true, true
 		if err = ctx.Err(); err != nil {
-			return r, sent, err
+			return r, err
 		}
 	}
 }
 
 // retry repeats the command until there is a reply, for as long as one command may take.
-func (a *attempt) retry(ctx context.Context, req request) (r reply, sent time.Time, err error) {
+func (a *attempt) retry(ctx context.Context, req request) (reply, error) {
 	again := func(err error) bool {
 		return a.client.Again(a.keys.lock)(err) || redis.IsReadOnlyError(err)
 	}
-	r, err = client.Retry(ctx, a.opts.RedisTimeout, again, func(within time.Duration) (r reply, err error) {
-		sent = time.Now()
+	return client.Retry(ctx, a.opts.RedisTimeout, again, func(within time.Duration) (r reply, err error) {
 		if err = a.client.Refused(a.keys.lock); err == nil {
 			r, err = a.kind.acquire(ctx, a.owner, within, req)
 		}
@@ -149,7 +148,6 @@ func (a *attempt) retry(ctx context.Context, req request) (r reply, sent time.Ti
 		a.reportExpired(ctx, r)
 		return r, err
 	})
-	return r, sent, err
 }
 
 // reportExpired reports leases of other attempts that ended without a release.

@@ -300,6 +300,58 @@ func TestAcquire_StalledForLongerThanTTL(t *testing.T) {
 	})
 }
 
+// The wait for a connection is no part of a lease: neither before the command that acquires it, which may wait for
+// longer than TTL, nor before one that renews it.
+//
+//fault:many-commands
+func TestAcquire_AfterALongQueue(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		const connections, callers, takes, ttl = 10, 60, 400 * time.Millisecond, 2 * time.Second
+		learn(t, rdb)
+		ring := redis.NewRing(&redis.RingOptions{ // through a Ring each command goes alone
+			Addrs: map[string]string{"a": rdb.Options().Addr}, Dialer: rdb.Options().Dialer, PoolSize: connections,
+			DisableIdentity: true, HeartbeatFrequency: time.Hour, NewClient: func(o *redis.Options) *redis.Client {
+				o.MaintNotificationsConfig = rdb.Options().MaintNotificationsConfig
+				return redis.NewClient(o)
+			},
+		})
+		defer ring.Close()
+		f := new(faults)
+		ring.AddHook(f)
+		var e locktest.Events
+		held := mustAcquire(t, newLocker(t, kind, ring, "n", &lock.Options{TTL: 3 * ttl, Trace: e.Trace()}))
+		time.Sleep(ttl / 2)
+
+		f.set(slow(takes), "acquire")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		begun := time.Now()
+		var acquiring sync.WaitGroup
+		leases := make(chan *lock.Lease, callers)
+		for i := range callers {
+			l := newLocker(t, kind, ring, fmt.Sprint("n", i), &lock.Options{TTL: ttl})
+			acquiring.Go(func() {
+				lease, err := l.TryAcquire(ctx)
+				if err != nil {
+					t.Errorf("TryAcquire of a free lock: %v", err)
+				}
+				leases <- lease
+			})
+		}
+		acquiring.Wait()
+		wantElapsed(t, "all are granted", begun, callers/connections*takes)
+		time.Sleep(2 * ttl)
+		for range callers {
+			_ = (<-leases).Release(t.Context()) // its renewal may have waited for too long
+		}
+		renewed := e.Of("renewed")
+		if len(renewed) < 2 || renewed[0].Duration <= ttl || renewed[1].At.Sub(renewed[0].At) != ttl {
+			t.Errorf("renewed: %+v, want it late, and then after %v", renewed, ttl)
+		}
+		mustRelease(t, held)
+	})
+}
+
 // However many calls a server leaves unanswered, few commands at a time undo what they may have
 // done, also with a Locker for each call.
 func TestCleanup_FewCommands(t *testing.T) {

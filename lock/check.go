@@ -44,7 +44,7 @@ func (l *Locker) Check(ctx context.Context) error {
 		{"wait", func() error {
 			return acquire(waiter, request{enqueue: true, reserves: true, listens: true, waitingSince: time.Now().UnixMicro()}, busy)
 		}},
-		{"renew", func() error { _, err := probe.kind.renew(ctx, holder); return err }},
+		{"renew", func() error { _, err := probe.kind.renew(ctx, holder, nil); return err }},
 		{"release", func() error { _, err := probe.kind.release(ctx, holder, probe.opts.RedisTimeout); return err }},
 		{"abandon", func() error { return probe.kind.abandon(ctx, waiter) }},
 		{"eval", func() error { // the server may know the scripts now, but forget them later

@@ -22,6 +22,7 @@ type command struct {
 	within time.Duration // the time that it may take
 	script client.Script
 	call   []any
+	sent   *time.Time // see client.Command
 }
 
 // runAcquire runs a script that acquires the lock or takes a place in its queue.
@@ -33,28 +34,31 @@ func (o *owner) runAcquire(ctx context.Context, within time.Duration, s client.S
 	}
 	call = append(call, o.token, o.opts.TTL.Milliseconds(), int64(fenceLife/time.Millisecond))
 	call = append(append(call, args...), 0) // the time is set when it is sent
-	return run(ctx, o, command{"acquire", within, s, call}, func(cmd *redis.Cmd) (reply, error) {
+	var sent time.Time
+	r, err := run(ctx, o, command{"acquire", within, s, call, &sent}, func(cmd *redis.Cmd) (reply, error) {
 		answer, err := cmd.Result()
 		if err != nil {
 			return reply{}, err
 		}
 		return parseReply(answer)
 	})
+	r.sent = sent
+	return r, err
 }
 
-func (o *owner) runRenew(ctx context.Context, s client.Script, keys []string, args ...any) (bool, error) {
+func (o *owner) runRenew(ctx context.Context, sent *time.Time, s client.Script, keys []string, args ...any) (bool, error) {
 	call := o.onLease(s, keys, append([]any{o.opts.TTL.Milliseconds()}, args...)...)
-	return run(ctx, o, command{"renew", o.opts.RedisTimeout, s, call}, isDone)
+	return run(ctx, o, command{"renew", o.opts.RedisTimeout, s, call, sent}, isDone)
 }
 
 func (o *owner) runRelease(ctx context.Context, within time.Duration, s client.Script, keys ...string) (bool, error) {
 	call := o.onLease(s, keys, o.markLife().Milliseconds(), maxMarks, o.reservationLife())
-	return run(ctx, o, command{"release", within, s, call}, isDone)
+	return run(ctx, o, command{"release", within, s, call, nil}, isDone)
 }
 
 func (o *owner) runAbandon(ctx context.Context, s client.Script, keys ...string) error {
 	call := o.onLease(s, keys, o.markLife().Milliseconds(), maxMarks, o.reservationLife())
-	_, err := run(ctx, o, command{"abandon", o.opts.RedisTimeout, s, call}, isDone)
+	_, err := run(ctx, o, command{"abandon", o.opts.RedisTimeout, s, call, nil}, isDone)
 	return err
 }
 
@@ -79,7 +83,7 @@ func run[R any](ctx context.Context, o *owner, c command, read func(cmd *redis.C
 		value                  R
 		unknown, late, replica bool
 	}
-	what := client.Command{Op: c.op, Key: o.keys.lock, Within: c.within}
+	what := client.Command{Op: c.op, Key: o.keys.lock, Within: c.within, Sent: c.sent}
 	end := time.Now().Add(c.within)
 	for tries := -1; ; {
 		cmd := client.Evalsha(ctx, c.call)

@@ -68,7 +68,7 @@ func TestLocker_StrangeNames(t *testing.T) {
 			leases = append(leases, lease)
 		}
 		for i, lease := range leases {
-			if held, err := lease.owner.kind.renew(t.Context(), lease.owner); !held || err != nil {
+			if held, err := lease.owner.kind.renew(t.Context(), lease.owner, nil); !held || err != nil {
 				t.Errorf("%s %.50q: renewed %t, %v", what, names[i], held, err)
 			}
 			if err := lease.Release(t.Context()); err != nil {

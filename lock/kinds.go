@@ -9,7 +9,7 @@ import (
 // A kind is what a mutex, a fair mutex and a semaphore do differently. Each step is one script.
 type kind interface {
 	acquire(ctx context.Context, o *owner, within time.Duration, r request) (reply, error)
-	renew(ctx context.Context, o *owner) (held bool, err error)
+	renew(ctx context.Context, o *owner, sent *time.Time) (held bool, err error)
 	release(ctx context.Context, o *owner, within time.Duration) (released bool, err error)
 	abandon(ctx context.Context, o *owner) error
 	queues() bool // waiters have places in a queue
@@ -24,8 +24,8 @@ func (mutex) acquire(ctx context.Context, o *owner, within time.Duration, r requ
 	return o.runAcquire(ctx, within, mutexAcquire, []string{o.keys.reservation, o.keys.waiting, o.keys.queue}, reserved, since, waiting)
 }
 
-func (mutex) renew(ctx context.Context, o *owner) (bool, error) {
-	return o.runRenew(ctx, mutexRenew, []string{o.keys.lock, o.keys.ended})
+func (mutex) renew(ctx context.Context, o *owner, sent *time.Time) (bool, error) {
+	return o.runRenew(ctx, sent, mutexRenew, []string{o.keys.lock, o.keys.ended})
 }
 
 func (mutex) release(ctx context.Context, o *owner, within time.Duration) (bool, error) {
@@ -92,8 +92,8 @@ func (s semaphore) acquire(ctx context.Context, o *owner, within time.Duration, 
 // find no place beside them. A grant to a process with a larger size wakes a waiter, as a release
 // does: its size may be the smaller one. See TestNewSemaphore_LargerSizeWhileItIsUsed and
 // TestNewSemaphore_LargerSizeWakesWaiter.
-func (s semaphore) renew(ctx context.Context, o *owner) (bool, error) {
-	return o.runRenew(ctx, semaphoreRenew, []string{o.keys.lock, o.keys.ended, o.keys.details}, s.size)
+func (s semaphore) renew(ctx context.Context, o *owner, sent *time.Time) (bool, error) {
+	return o.runRenew(ctx, sent, semaphoreRenew, []string{o.keys.lock, o.keys.ended, o.keys.details}, s.size)
 }
 
 func (semaphore) release(ctx context.Context, o *owner, within time.Duration) (bool, error) {

@@ -61,8 +61,8 @@ func (l *Lease) start(ctx context.Context) {
 	}
 	renewal := renew.Lease{
 		TTL: opts.TTL, Taken: l.sentAt, Margin: l.owner.margin(), MaxHold: opts.MaxHold,
-		Renew: func(ctx context.Context) (bool, error) {
-			held, err := l.owner.kind.renew(ctx, l.owner)
+		Renew: func(ctx context.Context, sent *time.Time) (bool, error) {
+			held, err := l.owner.kind.renew(ctx, l.owner, sent)
 			if held && !l.ended.Load() && l.trace.Renewed != nil {
 				l.trace.Renewed(ctx, l.info(nil))
 			}

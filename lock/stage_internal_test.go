@@ -239,7 +239,7 @@ func (s *stage) play(who, verb string, size int) string {
 		s.fences[who], s.top = r.number, r.number
 		return held
 	case "renews":
-		ok, err = o.kind.renew(ctx, o)
+		ok, err = o.kind.renew(ctx, o, nil)
 	case "releases":
 		ok, err = o.kind.release(ctx, o, within)
 	case "abandons":

@@ -106,6 +106,16 @@ type Command struct {
 	Within time.Duration // its bound, at most Client.Timeout
 	Spared bool          // its caller does not wait while the breaker is open, and has asked whether it is
 	Cached bool          // the user's client may answer it from memory, which shows nothing of the server
+
+	// Sent, if it is not nil, is set to when the command was about to be sent: after the wait at the gate, and
+	// before the server can have executed it. If it is sent again, that counts.
+	Sent *time.Time
+}
+
+func (what Command) admittedAt(t time.Time) {
+	if what.Sent != nil {
+		*what.Sent = t
+	}
 }
 
 // A call is a command on its way.
@@ -216,6 +226,7 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 	if p.cmd != nil {
 		call.gate = n.together
 	}
+	what.admittedAt(call.sent)
 	queues := !call.gate.tryEnter()
 	if queues {
 		if err := c.wait(&call, p); err != nil {
@@ -255,6 +266,10 @@ func (c *Client) wait(call *call, p parcel) error {
 	defer c.queued.Add(-1)
 	n, ctx := call.node, p.ctx
 	begun, w := call.sent, call.gate.enqueue(p)
+	enter := func() {
+		call.sent, call.group = time.Now(), w.group
+		call.admittedAt(w.at) // by now a group may have been sent
+	}
 	shared := n.limit.next(begun, c.Timeout).ctx.Done()
 	var patience <-chan time.Time // of a command that waits for longer
 	for {
@@ -278,7 +293,7 @@ func (c *Client) wait(call *call, p parcel) error {
 		}
 		if err != nil {
 			if !call.gate.giveUp(w) {
-				call.sent, call.group = time.Now(), w.group
+				enter()
 				return nil
 			}
 			if fails {
@@ -291,7 +306,7 @@ func (c *Client) wait(call *call, p parcel) error {
 		}
 		select {
 		case <-w.admitted:
-			call.sent, call.group = time.Now(), w.group
+			enter()
 			if ctx.Err() == nil && c.away(n) == nil && n.stuckSince(begun) < c.Timeout {
 				return nil
 			}

@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // A gate admits as many commands at a time as can be sent. The others queue in order. No command
@@ -53,6 +54,7 @@ func (g *gate) tryEnter() bool {
 type waiter struct {
 	parcel
 	admitted chan struct{} // closed when the command is admitted
+	at       time.Time     // when it was admitted; it is set before the command can be sent
 	group    *group        // with which it has been admitted; nil: alone
 	element  *list.Element
 }
@@ -106,6 +108,10 @@ func (g *gate) admit(together bool) {
 		}
 		ready := g.next(most)
 		g.state.Add(1 - uint64(len(ready))*oneWaiting)
+		now := time.Now()
+		for _, w := range ready {
+			w.at = now
+		}
 		if len(ready) > 1 {
 			go newGroup(ready).send(g)
 		}

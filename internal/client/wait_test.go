@@ -67,6 +67,50 @@ func TestWait_TimeBeginsWhenSent(t *testing.T) {
 	})
 }
 
+// A command is dated when it is admitted: not before its wait, and not when its caller notices, since others may have
+// taken it along by then.
+func TestWait_Sent(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, rdb := redistest.StartMini(t)
+		w := watch(t, rdb, timeout)
+		w.node.together.size = 1
+		for waiting := range 3 { // two go in one pipeline
+			admitted := time.Now()
+			if waiting > 0 {
+				admitted = admitted.Add(timeout / 2)
+				w.node.together.tryEnter()
+				time.AfterFunc(timeout/2, func() { w.node.together.leave(true) })
+			}
+			var wg sync.WaitGroup
+			for range max(waiting, 1) {
+				wg.Go(func() {
+					var sent time.Time
+					ctx := &heldUp{Context: t.Context()}
+					cmd := redis.NewCmd(ctx, "ping")
+					what := Command{Op: "ping", Key: "k", Within: timeout, Sent: &sent}
+					if s, err := Send(ctx, w.Client, what, []redis.Cmder{cmd}, cmd.Text); s != "PONG" || err != nil || !sent.Equal(admitted) {
+						t.Errorf("%d wait: sent %v after it was admitted; %q, %v", waiting, sent.Sub(admitted), s, err)
+					}
+				})
+			}
+			wg.Wait()
+		}
+	})
+}
+
+// A heldUp is the context of a caller that is held up when it begins to wait.
+type heldUp struct {
+	context.Context
+	asked int
+}
+
+func (c *heldUp) Err() error {
+	if c.asked++; c.asked == 2 { // the first question comes before the gate
+		time.Sleep(timeout * 3 / 4)
+	}
+	return c.Context.Err()
+}
+
 // A caller that leaves while its command waits gets its own error at once, and the command is not
 // sent and does not fail.
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/renew"
@@ -21,7 +22,7 @@ func Keep(ctx context.Context, locks []*Lock, wake <-chan struct{}, lost func(l 
 			lease.Taken = l.held
 		}
 	}
-	lease.Renew = func(ctx context.Context) (held bool, err error) {
+	lease.Renew = func(ctx context.Context, _ *time.Time) (held bool, err error) {
 		var gone []*Lock
 		gone, err = renewAll(ctx, left)
 		left = slices.DeleteFunc(left, func(l *Lock) bool { return slices.Contains(gone, l) })

@@ -17,8 +17,8 @@ type Lease struct {
 	TTL   time.Duration
 	Taken time.Time // when the command was sent that took it
 
-	// Renew tries once, bounded by ctx.
-	Renew func(ctx context.Context) (held bool, err error)
+	// Renew tries once, bounded by ctx. It may set sent, which is when it was called, to when the command was sent.
+	Renew func(ctx context.Context, sent *time.Time) (held bool, err error)
 
 	// Nudge makes Keep check sooner whether the lease is held. It may be nil.
 	Nudge <-chan struct{}
@@ -133,14 +133,15 @@ func (k *keeper) renew(ctx context.Context) (over bool, why error) {
 		return true, ErrNotRenewed
 	}
 	k.due = k.lastTry.Add(k.TTL / 10) // if the try does not return
-	held, err := k.try(ctx)
+	sent := k.lastTry
+	held, err := k.try(ctx, &sent)
 	switch {
 	case ctx.Err() != nil:
 		return true, nil // the holder may just have released it
 	case err == nil && !held:
 		return true, ErrGone
 	case err == nil:
-		k.renewed = k.lastTry
+		k.renewed = sent
 		k.due = k.renewed.Add(k.TTL / 3)
 	default:
 		k.due = time.Now().Add(k.TTL / 10)
@@ -148,11 +149,11 @@ func (k *keeper) renew(ctx context.Context) (over bool, why error) {
 	return false, nil
 }
 
-func (k *keeper) try(ctx context.Context) (held bool, err error) {
+func (k *keeper) try(ctx context.Context, sent *time.Time) (held bool, err error) {
 	if k.Margin > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, k.end())
 		defer cancel()
 	}
-	return k.Renew(ctx)
+	return k.Renew(ctx, sent)
 }

@@ -27,6 +27,7 @@ var errTransient = errors.New("some error")
 type keptLease struct {
 	Lease
 	answer func(at time.Duration) (held bool, err error) // nil: held
+	queues time.Duration                                 // before each command is sent
 
 	tries []time.Duration // since Taken, each try to renew
 	ended chan struct{}
@@ -41,10 +42,10 @@ var ways = map[string]func(l Lease, ctx context.Context) error{
 	"Start": func(l Lease, ctx context.Context) error {
 		lost, trying := make(chan error, 1), make(chan struct{}, 1)
 		try := l.Renew
-		l.Renew = func(ctx context.Context) (bool, error) {
+		l.Renew = func(ctx context.Context, sent *time.Time) (bool, error) {
 			trying <- struct{}{}
 			defer func() { <-trying }()
-			return try(ctx)
+			return try(ctx, sent)
 		}
 		timer := l.Start(ctx, func(why error) { lost <- why })
 		select {
@@ -72,7 +73,11 @@ func inBubbleBy(t *testing.T, keep func(l Lease, ctx context.Context) error, cha
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		k := &keptLease{ended: make(chan struct{})}
-		k.Lease = Lease{TTL: ttl, Taken: time.Now(), Margin: margin, Renew: func(ctx context.Context) (bool, error) {
+		k.Lease = Lease{TTL: ttl, Taken: time.Now(), Margin: margin, Renew: func(_ context.Context, sent *time.Time) (bool, error) {
+			if k.queues > 0 {
+				time.Sleep(k.queues)
+				*sent = time.Now()
+			}
 			at := time.Since(k.Taken)
 			k.tries = append(k.tries, at)
 			if k.answer == nil {
@@ -130,6 +135,11 @@ func TestKeep_LifeBeginsWhenSent(t *testing.T) {
 		time.Sleep(2*third + slow + 1)
 		k.stop()
 		k.want(t, nil, 3*third+slow, third, 2*third, 3*third)
+	})
+	inBubble(t, func(k *keptLease) { k.queues = third }, func(t *testing.T, k *keptLease) {
+		time.Sleep(4*third + 1)
+		k.stop()
+		k.want(t, nil, 4*third+1, 2*third, 4*third)
 	})
 }
 
