@@ -137,12 +137,14 @@ func (x *Index) Sequences(ctx context.Context) *Sequences {
 		numbers[i] = i
 	}
 	nodes := client.ByNode(x.client, numbers, x.book)
-	s.err = inParallel(len(nodes), func(i int) error {
-		if err := x.client.Refusal(x.book(nodes[i][0])); err != nil {
-			return err
+	errs := make([]error, len(nodes))
+	err := inParallel(len(nodes), func(i int) error { // all of them: most tags have no book on a dead node
+		if errs[i] = x.client.Refusal(x.book(nodes[i][0])); errs[i] == nil {
+			errs[i] = x.read(ctx, nodes[i], s)
 		}
-		return x.read(ctx, nodes[i], s)
+		return nil
 	})
+	s.err = errors.Join(append(errs, err)...)
 	return s
 }
 

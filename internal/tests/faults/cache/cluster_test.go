@@ -66,6 +66,51 @@ func TestCluster_NodeDies(t *testing.T) {
 	}
 }
 
+// While a node is frozen, values are stored whose key, and what is known of their tags, are on others.
+//
+//fault:frozen-node
+func TestCluster_FrozenNodeOfTags(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	ns, ctx := redistest.Namespace(t), t.Context()
+	c := cachetest.New(t, cluster.Client(t), ns, 300*time.Millisecond, func(o *singlefill.Options[string]) {
+		o.Tags = func(key, _ string) []string { return []string{strings.TrimRight(key, "0123456789")} }
+	})
+	frozen := cluster.Owner(t, fmt.Sprintf("%s:tags:{%s:0}:book", ns, ns)) // the node that is asked first
+	onFrozen := func(key string) bool { return cluster.Owner(t, c.ValueKey(key)) == frozen }
+	tag := ""
+	for letter := 'a'; tag == ""; letter++ {
+		redistest.Must(t, c.Set(ctx, string(letter), "v"))
+		for _, node := range cluster.Nodes {
+			found, err := node.Admin().Keys(ctx, ns+":tags:*:"+string(letter)+":index").Result()
+			redistest.Must(t, err)
+			if len(found) > 0 && node != frozen {
+				tag = string(letter)
+			}
+		}
+	}
+	var living []string
+	dead := ""
+	for i := 0; len(living) < 20 || dead == ""; i++ {
+		if key := fmt.Sprint(tag, i); onFrozen(key) {
+			dead = key
+		} else {
+			living = append(living, key)
+		}
+	}
+	frozen.Freeze()
+	defer frozen.Thaw()
+	redistest.Await(t, "the breaker opens", func() bool { c.MustLoad(dead); return c.Stats().BreakerOpen })
+	for _, key := range living {
+		c.MustLoad(key)
+	}
+	c.AwaitLoads()
+	for _, key := range living {
+		c.WantHit(key)
+	}
+	c.WantErrors()
+}
+
 // A master that dies is replaced, while callers of its keys get their values.
 //
 //fault:dead-master
