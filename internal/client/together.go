@@ -40,9 +40,12 @@ func (p parcel) addTo(ctx context.Context, pipe redis.Pipeliner) {
 // How many commands a connection can carry in the time of one is not known, since their replies may
 // have any length: 256 values of a megabyte take longer than RedisTimeout. So the groups of a server
 // begin small. They grow while they are quick, and shrink when one is slow, as in the slow start of
-// TCP (RFC 5681). After a command that was not answered the next one goes alone; otherwise a frozen
-// server would keep 256 callers waiting. Through a Ring, an unknown client, or a Cluster before its
-// nodes are known, each command goes alone: a dead server would hold up commands for others. See
+// TCP (RFC 5681). A server that is far away is not slow: short groups would take as long there, and the
+// renewals of a few hundred locks would come too late. So beyond an eighth of a command's time groups
+// grow no longer than they began, beyond a third they keep their length, and beyond a half they shrink.
+// After a command that was not answered the next one goes alone; otherwise a frozen server would keep
+// 256 callers waiting. Through a Ring, an unknown client, or a Cluster before its nodes are known, each
+// command goes alone: a dead server would hold up commands for others. See
 // TestTogether_OnePipeline, TestTogether_OneServerOnly, TestTogether_CallerLeaves,
 // TestTogether_Length.
 type group struct {
@@ -54,9 +57,6 @@ type group struct {
 const (
 	firstTogether = 16
 	mostTogether  = 256 // a server needs a few milliseconds for them
-
-	// quick is the part of a command's time that a group may take.
-	quick = 8
 )
 
 // newGroup returns a group of commands that a gate has admitted to one place. The caller holds the
@@ -103,20 +103,28 @@ func (s *group) send(g *gate) {
 	})
 	close(s.done)
 	answered := !Unreachable(err)
-	g.adapt(len(s.waiters), answered && time.Since(sent) <= timeout/quick)
+	took := time.Since(sent)
+	if !answered {
+		took = timeout
+	}
+	g.adapt(len(s.waiters), took, timeout)
 	if stop() { // otherwise it has left when its time was over
 		g.leave(answered)
 	}
 }
 
-// adapt adapts the length of the next group to the last one.
-func (g *gate) adapt(length int, quick bool) {
+// adapt adapts the length of the next group to the last one, which took a part of its timeout.
+func (g *gate) adapt(length int, took, timeout time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !quick {
+	switch {
+	case took > timeout/2:
 		g.most = max(min(g.most, length)/2, 2) // alone they would not show when they can grow again
-	} else if length >= g.most {
+	case length < g.most:
+	case took <= timeout/8:
 		g.most = min(2*g.most, mostTogether)
+	case took <= timeout/3:
+		g.most = max(g.most, min(2*g.most, firstTogether))
 	}
 }
 

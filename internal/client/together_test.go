@@ -202,8 +202,8 @@ func TestTogether_CallerLeaves(t *testing.T) {
 	})
 }
 
-// The pipelines grow while the server is quick, and shrink to two commands when it is slow. After a
-// command that was not answered the next one goes alone.
+// The pipelines grow while the server is quick, a little also while it is far away, and shrink to two commands when it
+// is slow. After a command that was not answered the next one goes alone.
 func TestTogether_Length(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -215,7 +215,10 @@ func TestTogether_Length(t *testing.T) {
 	}{
 		{"quick", time.Millisecond, false, firstTogether, "[16 32 64 128 256 256 247]"},
 		{"quick again", time.Millisecond, false, 2, "[2 4 8 16 32 64 128 256 256 233]"},
-		{"slow", timeout / 4, false, 256, "[256 128 64 32 16 8 4 2 2 2 2 2"},
+		{"far", timeout * 3 / 10, false, 2, "[2 4 8 16 16 16 16 16"},
+		{"far from the beginning", timeout * 3 / 10, false, 64, "[64 64 64 64"},
+		{"very far", timeout * 2 / 5, false, firstTogether, "[16 16 16 16"},
+		{"slow", timeout * 3 / 5, false, 256, "[256 128 64 32 16 8 4 2 2 2 2 2"},
 		{"no answer", time.Millisecond, true, firstTogether, "[]"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
