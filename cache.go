@@ -56,8 +56,8 @@ type rooms struct {
 // provider, and with a Ring or a type of your own. All caches and locks on one client together send no more commands
 // at a time than its pool has connections.
 //
-// New returns an error that names the argument, its value and what is allowed: a namespace without
-// braces and control characters, a ttl of 1 ms or more, options that agree with each other, no
+// New returns an error that names the argument, its value and what is allowed: a namespace in
+// UTF-8 without braces and control characters, a ttl of 1 ms or more, options that agree with each other, no
 // pipeline, and a codec that can store values of T (see [MsgPack]).
 func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, opts *Options[T]) (*Cache[T], error) {
 	return newCache(rdb, namespace, ttl, opts, func(*settings) {})

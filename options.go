@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/redis/go-redis/v9"
 
@@ -312,7 +313,10 @@ func checkNamespace(namespace string) error {
 	if namespace == "" {
 		return fmt.Errorf("singlefill: namespace is empty")
 	}
-	if i := strings.IndexFunc(namespace, func(r rune) bool { return r == '{' || r == '}' || r < ' ' || r == 0x7f }); i >= 0 {
+	if !utf8.ValidString(namespace) { // a label of a metric cannot have it
+		return fmt.Errorf("singlefill: namespace is %.100q: valid UTF-8 is needed", namespace)
+	}
+	if i := strings.IndexFunc(namespace, func(r rune) bool { return r == '{' || r == '}' || unicode.IsControl(r) }); i >= 0 {
 		return fmt.Errorf("singlefill: namespace is %.100q: braces and control characters are not allowed (byte %d)", namespace, i)
 	}
 	return nil

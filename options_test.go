@@ -76,6 +76,8 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 		{rdb, "us{er}s", time.Minute, nil, `namespace is "us{er}s": braces and control characters are not allowed (byte 2)`},
 		{rdb, "users\n", time.Minute, nil, `namespace is "users\n": braces and control characters are not allowed (byte 5)`},
 		{rdb, "a\x7f", time.Minute, nil, `namespace is "a\x7f": braces and control characters are not allowed (byte 1)`},
+		{rdb, "é\u0085", time.Minute, nil, `namespace is "é\u0085": braces and control characters are not allowed (byte 2)`},
+		{rdb, "a\xff", time.Minute, nil, `namespace is "a\xff": valid UTF-8 is needed`},
 
 		{rdb, fine, 0, nil, "ttl is 0s: at least 1ms is allowed"},
 		{rdb, fine, 999 * time.Microsecond, nil, "ttl is 999µs: at least 1ms is allowed"},
