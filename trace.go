@@ -44,7 +44,7 @@ type Trace struct {
 
 	// RedisError is called for each command that failed. op is its purpose: get, lock, store,
 	// release, renew, abandon, set, delete, expire, clear, tag, near (for its log), wake, fleet
-	// (for MaxFleetLoads), audit or ping.
+	// (for MaxFleetLoads), audit, check or ping.
 	RedisError func(ctx context.Context, op string, err error)
 
 	// BadValue is called when the bytes under key are not an entry, or cannot be decoded.

@@ -222,6 +222,34 @@ func TestCollector_Conventions(t *testing.T) {
 	}
 }
 
+// A cache without errors has a zero for each op that Trace.RedisError documents.
+func TestCollector_Ops(t *testing.T) {
+	t.Parallel()
+	source, err := os.ReadFile("../trace.go")
+	redistest.Must(t, err)
+	doc := regexp.MustCompile(`(?s)op is its purpose: (.*?)\.\n`).FindSubmatch(source)
+	if doc == nil {
+		t.Fatal("Trace.RedisError lists no ops")
+	}
+	want := regexp.MustCompile(`\([^)]*\)|//|\bor\b|,`).ReplaceAllString(string(doc[1]), " ")
+	r, _ := register(t, new(fakeCache))
+	families, err := r.Gather()
+	redistest.Must(t, err)
+	var got []string
+	for _, f := range families {
+		for _, m := range f.Metric {
+			for _, l := range m.Label {
+				if l.GetName() == "op" {
+					got = append(got, l.GetValue())
+				}
+			}
+		}
+	}
+	if want := slices.Sorted(slices.Values(strings.Fields(want))); !slices.Equal(got, want) {
+		t.Errorf("the ops are %q, want %q", got, want)
+	}
+}
+
 // The metrics and their labels are listed in testdata/metrics.txt, and stay within v1.
 func TestCollector_Names(t *testing.T) {
 	t.Parallel()

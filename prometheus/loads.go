@@ -71,7 +71,7 @@ func (m *loadMetrics) trace(namespace string) *singlefill.Trace {
 		return k
 	}
 	calls, refreshes := newKind(call), newKind(refresh)
-	for _, op := range []string{"get", "lock", "store", "release", "renew", "abandon", "set", "delete", "expire", "clear", "near", "wake", "fleet", "ping"} {
+	for _, op := range []string{"get", "lock", "store", "release", "renew", "abandon", "set", "delete", "expire", "clear", "tag", "near", "wake", "fleet", "audit", "check", "ping"} {
 		m.redisErrors.WithLabelValues(namespace, op)
 	}
 	waits := m.waits.WithLabelValues(namespace)
