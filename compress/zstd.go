@@ -21,7 +21,8 @@
 // What is compressed begins with the bytes C1 7A 73 74, which begin neither MessagePack nor JSON, and a byte
 // that tells what follows: 1, a frame of Zstandard (RFC 8878) whose header has the size of its content; or 0,
 // bytes as they are, which the inner codec began with C1 7A 73 74. All else is the inner codec's. A value of
-// Raw that was written without compression and begins with these four bytes is not read as it was.
+// Raw that was written without compression and begins with these four bytes is not read as it was; with a negative
+// MinSize it is an error when it is written.
 package compress
 
 import (
@@ -62,7 +63,8 @@ const (
 // bound with MsgPack, and six times with JSON. With a codec other than MsgPack, JSON and Raw the estimate counts
 // the decompressed bytes only.
 //
-// The errors are the errors of codec, and errors about damaged bytes.
+// The errors are the errors of codec, errors about damaged bytes, and with a negative MinSize an error for a value that
+// begins like compressed bytes.
 //
 // An encrypting codec goes around Zstd, since encrypted bytes cannot be compressed. Zstd has the optional method ForKey
 // if codec has it.
@@ -135,6 +137,9 @@ func (z zstdCodec) Marshal(v any) ([]byte, error) {
 		}
 	}
 	if strings.HasPrefix(string(data[:min(len(data), len(magic))]), magic) {
+		if z.minSize < 0 { // the entry names the format of the inner codec, by which processes without Zstd read it
+			return nil, errors.New("singlefill/compress: the value begins with C1 7A 73 74: with a negative MinSize it cannot be stored so that all read it")
+		}
 		return append(header(plain, len(data)), data...), nil
 	}
 	return data, nil

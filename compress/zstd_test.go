@@ -36,7 +36,7 @@ func TestZstd_Format(t *testing.T) {
 	for _, test := range []struct {
 		what, value, begins string
 		opts                *compress.Options
-		compressed          bool
+		compressed, refused bool
 	}{
 		{what: "prose", value: prose, compressed: true},
 		{what: "below the least size", value: prose[:1023]},
@@ -46,14 +46,17 @@ func TestZstd_Format(t *testing.T) {
 		{what: "noise", value: string(noise)},
 		{what: "empty", value: ""},
 		{what: "the magic bytes, short", value: magic, begins: magic + "\x00" + magic},
-		{what: "the magic bytes, turned off", value: magic + "\x01" + prose, opts: &compress.Options{MinSize: -1}, begins: magic + "\x00" + magic},
+		{what: "the magic bytes, turned off", value: magic + "\x01" + prose, opts: &compress.Options{MinSize: -1}, refused: true},
 		{what: "the magic bytes, compressed", value: magic + prose, compressed: true},
 		{what: "the magic bytes, noise", value: magic + string(noise), begins: magic + "\x00" + magic},
 	} {
 		codec := compress.Zstd(singlefill.Raw, test.opts)
 		data, err := codec.Marshal(test.value)
-		if err != nil {
+		if (err != nil) != test.refused {
 			t.Fatalf("%s: %v", test.what, err)
+		}
+		if test.refused {
+			continue
 		}
 		begins := cmp.Or(test.begins, test.value)
 		if test.compressed {
