@@ -95,7 +95,9 @@ func (r *rebuild) run(ctx context.Context) error {
 // rebuildPause is how long a process pauses that waits for another one's rebuild.
 const rebuildPause = 50 * time.Millisecond
 
-// lock waits until no other process rebuilds. It returns nil if the books are complete by then.
+// lock waits until no other process rebuilds. It returns nil if the books are complete by then. It marks no tags while
+// it waits: values with these tags could not be stored until the end of the other rebuild, which takes its time. The
+// caller marks them when it goes on, before it reads the indexes: those have what was loaded before.
 func (r *rebuild) lock(ctx context.Context) (*filllock.Lock, error) {
 	name := r.space.namespace + ":tags:{" + client.HashTag(r.space.namespace) + "}:rebuild"
 	lock := filllock.New(r.keys.client, filllock.Pair{Value: name, Lock: name + ":lock"}, r.space.lockTTL)
@@ -106,15 +108,13 @@ func (r *rebuild) lock(ctx context.Context) (*filllock.Lock, error) {
 		if err != nil {
 			return nil, err
 		}
-		marked, err := r.space.tags.Mark(ctx, r.info.Tags)
-		switch {
-		case reply.Status == filllock.Locked && (err != nil || marked.Complete):
+		if reply.Status == filllock.Locked {
+			marked, err := r.space.tags.Mark(ctx, r.info.Tags)
+			if err == nil && !marked.Complete {
+				return lock, nil
+			}
 			_, released := lock.Release(filllock.ReleaseNote{}).Do(ctx, r.keys.client.Timeout)
 			return nil, errors.Join(err, released)
-		case reply.Status == filllock.Locked:
-			return lock, nil
-		case err != nil || marked.Complete:
-			return nil, err
 		}
 		select {
 		case <-time.After(rebuildPause):

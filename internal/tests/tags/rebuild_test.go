@@ -326,22 +326,25 @@ func TestDeleteTag_DeadRebuild(t *testing.T) {
 }
 
 // A call whose context ends while it finds out the tags returns that error. The work goes on: the next call
-// need not begin again.
+// need not begin again, in this process or in another. Until then values with its tags are stored, and it finds them.
 //
 //fault:tags-lost
 func TestDeleteTag_RebuildOutlivesCall(t *testing.T) {
 	t.Parallel()
 	rdb, ns := redistest.Shared(t).Client(t), redistest.Namespace(t)
-	var scans atomic.Int64
+	var scans, asked atomic.Int64
 	held, free := make(chan struct{}), make(chan struct{})
 	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
 		if cmds[0].Name() == "scan" && fmt.Sprint(cmds[0].Args()[1]) == "0" && scans.Add(1) == 1 {
 			close(held)
 			<-free
 		}
+		if args := cmds[0].Args(); len(args) > 3 && args[3] == ns+":tags:{"+ns+"}:rebuild" {
+			asked.Add(1)
+		}
 		return nil
 	}))
-	c := cachetest.NewCacheIn(t, rdb, ns, &tagged)
+	c, other := cachetest.NewCacheIn(t, rdb, ns, &tagged), cachetest.NewCacheIn(t, rdb, ns, &tagged)
 	redistest.Must(t, c.SetMany(t.Context(), map[string]string{"k1": "a", "k2": "b"}))
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-held; cancel() }()
@@ -349,18 +352,31 @@ func TestDeleteTag_RebuildOutlivesCall(t *testing.T) {
 		t.Errorf("got %v, want the error of the context", err)
 	}
 	done := make(chan error)
+	go func() { done <- other.DeleteTag(t.Context(), "b") }()
+	poll := func() {
+		before := asked.Load()
+		redistest.Await(t, "the other process looks whether it still has to wait", func() bool { return asked.Load() > before+1 })
+	}
+	poll()
+	for range 2 {
+		cachetest.GoGet(t.Context(), other, "k3", func(context.Context, string) (string, error) { poll(); return "b", nil }).Want(t, "b")
+	}
+	if s := other.Stats(); s.Loads != 1 || s.Fenced != 0 {
+		t.Errorf("two calls for a value with the tag: %+v", s)
+	}
 	go func() { done <- c.DeleteTag(t.Context(), "b") }()
 	close(free)
 	redistest.Must(t, <-done)
-	wantKeys(t, rdb, ns, "after both calls", []string{"k1", "k2"}, nil)
+	redistest.Must(t, <-done)
+	wantKeys(t, rdb, ns, "after all calls", []string{"k1", "k2", "k3"}, nil)
 	once := scans.Load()
-	if n := c.Stats().TagRebuilds; n != 0 {
-		t.Errorf("the second call read all values itself")
+	if n := c.Stats().TagRebuilds + other.Stats().TagRebuilds; n != 0 {
+		t.Errorf("the later calls read all values %d times", n)
 	}
 	lose("")(t, redistest.Shared(t).Admin(), ns)
 	redistest.Must(t, c.DeleteTag(t.Context(), "a"))
 	if again := scans.Load() - once; again != once {
-		t.Errorf("two calls took %d passes, and one %d", once, again)
+		t.Errorf("three calls took %d passes, and one %d", once, again)
 	}
 }
 
