@@ -11,7 +11,7 @@ import (
 // DeleteTag is [Cache.Delete] of each key whose value has one of the tags: see [Options.Tags]. It
 // finds values that are being loaded, too, in any process, also under keys that were never stored.
 // A key whose value had the tag before it was replaced may be deleted as well, until that value
-// would have ended.
+// would have ended, and for a while longer.
 //
 // If what is known of the tags may have been lost in Redis, DeleteTag notices, and finds it out again
 // from all values of the namespace: one process does, and the others wait for it. The first DeleteTag of
