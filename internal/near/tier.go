@@ -75,8 +75,6 @@ type Generation struct {
 	Taken time.Duration
 }
 
-func (g Generation) current() bool { return g.stripe.Load() == g.number }
-
 // never is the proof before the first read.
 const never = math.MinInt64
 

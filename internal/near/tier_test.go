@@ -263,7 +263,7 @@ func TestTier_FirstGenerations(t *testing.T) {
 		asking.Wait()
 		x.Forget("a")
 		for _, g := range generations {
-			if g.current() {
+			if g.stripe.Load() == g.number {
 				t.Fatal("one does not notice that its key was invalidated")
 			}
 		}
