@@ -138,6 +138,7 @@ func (t *Trace) addTo(events *event.Sink, namespace string) {
 	if t.named != nil {
 		t = t.named(*t, namespace)
 	}
+	events.Add(&event.Trace{BreakerChanged: t.breaker})
 	events.Add(t.functions())
 }
 
@@ -145,7 +146,10 @@ func (t *Trace) addTo(events *event.Sink, namespace string) {
 func (t *Trace) functions() *event.Trace {
 	to := &event.Trace{
 		Hit: t.Hit, Miss: t.Miss, LoadStart: t.LoadStart, RedisError: t.RedisError, BadValue: t.BadValue,
-		NearDropped: t.NearDropped, BreakerChanged: t.BreakerChanged, BreakerWhy: t.breaker,
+		NearDropped: t.NearDropped,
+	}
+	if f := t.BreakerChanged; f != nil {
+		to.BreakerChanged = func(why error) { f(why != nil) }
 	}
 	if f := t.Stale; f != nil {
 		to.Stale = func(ctx context.Context, key string, i event.ValueInfo) { f(ctx, key, infoOf(i)) }

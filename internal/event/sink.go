@@ -218,14 +218,10 @@ func (s *Sink) RedisError(ctx context.Context, op string, err error) {
 
 // BreakerChanged takes the error that has opened the breaker, or nil when it has closed.
 func (s *Sink) BreakerChanged(why error) {
-	t := s.trace.Load()
 	if why != nil {
 		s.breakerOpens.Add(1)
 	}
-	if t.BreakerWhy != nil {
-		t.BreakerWhy(why)
-	}
-	if t.BreakerChanged != nil {
-		t.BreakerChanged(why != nil)
+	if t := s.trace.Load(); t.BreakerChanged != nil {
+		t.BreakerChanged(why)
 	}
 }

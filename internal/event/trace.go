@@ -19,10 +19,7 @@ type Trace struct {
 	BadValue       func(ctx context.Context, key string, err error)
 	NearDropped    func()
 	Clearing       func(ctx context.Context, info ClearInfo)
-	BreakerChanged func(open bool)
-
-	// BreakerWhy is called before BreakerChanged, with the error that has opened the breaker, or nil.
-	BreakerWhy func(why error)
+	BreakerChanged func(why error) // nil: it has closed
 }
 
 // The structs below have the fields of the public ones, which are described in package singlefill: a user reads
@@ -106,18 +103,12 @@ func join(a, b *Trace) *Trace {
 	} else if b.NearDropped != nil {
 		t.NearDropped = func() { a.NearDropped(); b.NearDropped() }
 	}
-	t.BreakerChanged, t.BreakerWhy = thenBare(a.BreakerChanged, b.BreakerChanged), thenBare(a.BreakerWhy, b.BreakerWhy)
-	return t
-}
-
-func thenBare[A any](f, g func(A)) func(A) {
-	switch {
-	case f == nil:
-		return g
-	case g == nil:
-		return f
+	if t.BreakerChanged = a.BreakerChanged; a.BreakerChanged == nil {
+		t.BreakerChanged = b.BreakerChanged
+	} else if b.BreakerChanged != nil {
+		t.BreakerChanged = func(why error) { a.BreakerChanged(why); b.BreakerChanged(why) }
 	}
-	return func(a A) { f(a); g(a) }
+	return t
 }
 
 func then[A any](f, g func(context.Context, A)) func(context.Context, A) {
