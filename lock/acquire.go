@@ -221,7 +221,8 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 
 // leave cleans up after an attempt without a lease. It gives back a place in a queue, and what an
 // unanswered command has acquired or may still acquire. While the server answers, that is done when
-// leave returns, since the process may be about to end.
+// leave returns, since the process may be about to end. The time for it includes a wait for a connection: see
+// TestRelease_BehindALongQueue.
 //
 // A waiter that gives up wakes another one if the lock is free. It may have been woken for it. See
 // TestWakeUp_PassedOn.
@@ -230,7 +231,9 @@ func (a *attempt) leave(ctx context.Context) {
 		return
 	}
 	ctx = client.Detach(ctx)
-	if a.silent || !a.answered || isTemporary(a.kind.abandon(ctx, a.owner)) {
+	bounded, cancel := context.WithTimeout(ctx, a.opts.RedisTimeout)
+	defer cancel()
+	if a.silent || !a.answered || isTemporary(a.kind.abandon(bounded, a.owner)) {
 		a.cleanup.abandon(ctx, a.owner)
 	}
 }

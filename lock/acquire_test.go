@@ -308,16 +308,7 @@ func TestAcquire_AfterALongQueue(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		const connections, callers, takes, ttl = 10, 60, 400 * time.Millisecond, 2 * time.Second
 		learn(t, rdb)
-		ring := redis.NewRing(&redis.RingOptions{ // through a Ring each command goes alone
-			Addrs: map[string]string{"a": rdb.Options().Addr}, Dialer: rdb.Options().Dialer, PoolSize: connections,
-			DisableIdentity: true, HeartbeatFrequency: time.Hour, NewClient: func(o *redis.Options) *redis.Client {
-				o.MaintNotificationsConfig = rdb.Options().MaintNotificationsConfig
-				return redis.NewClient(o)
-			},
-		})
-		defer ring.Close()
-		f := new(faults)
-		ring.AddHook(f)
+		ring, f := ringWithFaults(t, rdb, connections)
 		var e locktest.Events
 		held := mustAcquire(t, newLocker(t, kind, ring, "n", &lock.Options{TTL: 3 * ttl, Trace: e.Trace()}))
 		time.Sleep(ttl / 2)

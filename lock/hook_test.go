@@ -78,6 +78,21 @@ func withFaults(t testing.TB, m *miniredis.Miniredis) (*redis.Client, *faults) {
 	return rdb, f
 }
 
+// ringWithFaults returns another client of a server, through which each command goes alone.
+func ringWithFaults(t testing.TB, rdb *redis.Client, connections int) (*redis.Ring, *faults) {
+	ring := redis.NewRing(&redis.RingOptions{
+		Addrs: map[string]string{"a": rdb.Options().Addr}, Dialer: rdb.Options().Dialer, PoolSize: connections,
+		DisableIdentity: true, HeartbeatFrequency: time.Hour, NewClient: func(o *redis.Options) *redis.Client {
+			o.MaintNotificationsConfig = rdb.Options().MaintNotificationsConfig
+			return redis.NewClient(o)
+		},
+	})
+	t.Cleanup(func() { _ = ring.Close() })
+	f := new(faults)
+	ring.AddHook(f)
+	return ring, f
+}
+
 // set makes the commands of the ops, or all commands, meet a fault until the next set. nil is none.
 func (f *faults) set(what fault, ops ...string) {
 	f.decide(func(op string) fault {

@@ -176,13 +176,21 @@ func (l *Lease) Release(ctx context.Context) error {
 	return explain("release", l.owner.name, err)
 }
 
-// retryRelease repeats the command until there is a reply, for as long as one command may take.
+// retryRelease repeats the command until there is a reply, for as long as one command may take. That includes a wait
+// for a connection.
 func (l *Lease) retryRelease(ctx context.Context) (outcome int32, err error) {
-	return client.Retry(ctx, l.owner.opts.RedisTimeout, isTemporary, func(within time.Duration) (int32, error) {
+	timeout := l.owner.opts.RedisTimeout
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	outcome, err = client.Retry(ctx, timeout, isTemporary, func(within time.Duration) (int32, error) {
 		outcome, err := l.tryRelease(ctx, within)
 		l.ambiguous = l.ambiguous || mayHaveArrived(err)
 		return outcome, err
 	})
+	if end := ctx.Err(); end != nil && (err == end || client.Unsent(err) && errors.Unwrap(err) == end) {
+		err = fmt.Errorf("no answer within %v: %w", timeout, err)
+	}
+	return outcome, err
 }
 
 // releaseLater retries in the background, until the lease ends by itself.

@@ -3,9 +3,12 @@ package lock_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -165,6 +168,58 @@ func TestRelease_NotAnswered(t *testing.T) {
 }
 
 type callKey struct{}
+
+// Release, and an Acquire that gives up, take RedisTimeout at most, also while no connection is free. Then they go on in
+// the background.
+//
+//fault:many-commands
+func TestRelease_BehindALongQueue(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		learn(t, rdb)
+		ring, f := ringWithFaults(t, rdb, 2)
+		var e locktest.Events
+		lease := mustAcquire(t, newLocker(t, kind, ring, "a", &lock.Options{Trace: e.Trace()}))
+		holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+		var calls, others sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		calls.Go(func() {
+			_, err := newLocker(t, kind, ring, "n", nil).Acquire(ctx)
+			wantIs(t, "Acquire", err, lock.ErrBusy, context.Canceled)
+		})
+		time.Sleep(leaseWaits)
+		f.set(slow(leaseWaits*4/5), "acquire")
+		for i := range 20 {
+			l := newLocker(t, kind, ring, fmt.Sprint("n", i), nil)
+			others.Go(func() {
+				lease, err := l.TryAcquire(t.Context())
+				if err != nil {
+					t.Errorf("TryAcquire: %v", err)
+				}
+				_ = lease.Release(t.Context())
+			})
+		}
+		synctest.Wait()
+		begun := time.Now()
+		cancel()
+		calls.Go(func() {
+			err := lease.Release(t.Context())
+			wantIs(t, "Release", err, lock.ErrUnavailable)
+			if err == nil || !strings.Contains(err.Error(), "no answer within 500ms: ") {
+				t.Errorf("Release: %v", err)
+			}
+		})
+		calls.Wait()
+		wantElapsed(t, "both return", begun, leaseWaits)
+		others.Wait()
+		time.Sleep(leaseTTL / 2)
+		mustRelease(t, holder)
+		wantKeys(t, rdb, "n", ":fence")
+		wantIs(t, "Release in the end", lease.Release(t.Context()))
+		if s := e.Transitions(); s != "acquired released" {
+			t.Errorf("told %q", s)
+		}
+	})
+}
 
 // What Redis keeps of ended attempts is bounded for each name, whatever the TTL.
 func TestRelease_MarksAreBounded(t *testing.T) {
