@@ -360,7 +360,7 @@ func TestBreaker_SlowPing(t *testing.T) {
 			runInBubble(t, fmt.Sprintf("ping %v, pause %v", ping, pause), func(t *testing.T) {
 				w := watch(t, distant(t, ping), timeout)
 				for range 2 * Limit {
-					if _, _, err := w.Get(t.Context(), time.Now(), "slow"); err == nil || w.AnyAway() {
+					if _, _, err := w.Get(t.Context(), nil, "slow"); err == nil || w.AnyAway() {
 						t.Fatalf("%v; open: %t", err, w.AnyAway())
 					}
 					time.Sleep(pause)
@@ -370,6 +370,26 @@ func TestBreaker_SlowPing(t *testing.T) {
 	}
 }
 
+// A ping that was sent before an answer opens nothing either, if no other command was ever sent.
+func TestBreaker_OnlyPings(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		var pings sync.WaitGroup
+		for range 2 { // the first one fails in between
+			pings.Go(func() { w.Reachable(t.Context(), "k", time.Now()) })
+			time.Sleep(timeout * 9 / 10)
+			w.node.noteAnswer()
+			time.Sleep(timeout * 2 / 10)
+			w.node.noteAnswer()
+		}
+		time.Sleep(timeout * 9 / 10)
+		if w.Away("k") {
+			t.Error("open after less silence than a command may take")
+		}
+		pings.Wait()
+	})
+}
+
 // A ping of a hasty cache, which takes it soon for unanswered, opens no breaker for a patient one, whose command was
 // sent before the last answer.
 func TestBreaker_HastyPing(t *testing.T) {
@@ -377,7 +397,7 @@ func TestBreaker_HastyPing(t *testing.T) {
 		rdb := distant(t, timeout/4)
 		patient, hasty := watch(t, rdb, timeout), watch(t, rdb, timeout*8/15)
 		for _, w := range []*watcher{patient, hasty} {
-			if _, _, err := w.Get(t.Context(), time.Now(), "slow"); err == nil {
+			if _, _, err := w.Get(t.Context(), nil, "slow"); err == nil {
 				t.Error("answered")
 			}
 			time.Sleep(timeout * 3 / 10) // half of its time has passed since the answer to the ping
@@ -484,7 +504,7 @@ func TestCluster_FrozenNode(t *testing.T) {
 		keys[i] = fmt.Sprintf("key:%d", i)
 	}
 	get := func(key string) error {
-		_, _, err := w.Get(t.Context(), time.Now(), key)
+		_, _, err := w.Get(t.Context(), nil, key)
 		return err
 	}
 	redistest.Await(t, "the cluster answers", func() bool { return errors.Is(get(keys[0]), redis.Nil) })

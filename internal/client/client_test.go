@@ -185,7 +185,7 @@ func TestDo_NearerEnd(t *testing.T) {
 var gets = map[string]func(w *watcher, ctx context.Context) error{
 	"Do": (*watcher).get,
 	"Get": func(w *watcher, ctx context.Context) error {
-		_, _, err := w.Get(ctx, time.Now(), "k")
+		_, _, err := w.Get(ctx, nil, "k")
 		return err
 	},
 }

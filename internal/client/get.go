@@ -8,16 +8,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Get is Do of a GET; now is when the caller asked. Every hit runs it, so it is worth not
-// allocating a context or a function for it. While the breaker is open it sends nothing. asked is
-// how long the server has been asked.
-func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byte, asked time.Duration, err error) {
-	return c.GetBehind(ctx, nil, now, key)
-}
-
-// GetBehind is Get that sends another command just ahead of the GET, in the same pipeline. Unless
-// GetBehind returns an error, that command has its reply.
-func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time, key string) (data []byte, asked time.Duration, err error) {
+// Get is Do of a GET. Every hit runs it, so it is worth not allocating a context or a function for
+// it. While the breaker is open it sends nothing. asked is how long the server has been asked. ahead
+// is a command that goes just ahead of the GET in the same pipeline, or nil. Unless Get returns an
+// error, it has its reply.
+func (c *Client) Get(ctx context.Context, ahead redis.Cmder, key string) (data []byte, asked time.Duration, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, 0, err
 	}
@@ -32,7 +27,7 @@ func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time
 	}
 	cmd := redis.NewStringCmd(ctx, "get", key)
 	p := parcel{rdb: c.Redis, timeout: c.Timeout, ctx: ctx, cmd: cmd, ahead: ahead}
-	call := call{Command: Command{Op: "get", Key: key, Spared: true, Cached: c.cached}, client: c, node: n, sent: now, gate: n.together}
+	call := call{Command: Command{Op: "get", Key: key, Spared: true, Cached: c.cached}, client: c, node: n, sent: time.Now(), gate: n.together}
 	if !call.gate.tryEnter() {
 		if err := c.wait(&call, p); err != nil {
 			return nil, time.Since(call.sent), err
@@ -113,7 +108,7 @@ func (c *Client) ReadFromMasters() {
 	}
 }
 
-// getFromMaster is GetBehind.
+// getFromMaster is Get.
 func (c *Client) getFromMaster(ctx context.Context, ahead redis.Cmder, key string) (data []byte, asked time.Duration, err error) {
 	var all []redis.Cmder
 	if ahead != nil {

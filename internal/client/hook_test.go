@@ -40,7 +40,7 @@ func TestPipelined_RefusedByHook(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 2 { // which go together
 			wg.Go(func() {
-				if _, _, err := w.Get(t.Context(), time.Now(), "a"); !errors.Is(err, errRefusing) {
+				if _, _, err := w.Get(t.Context(), nil, "a"); !errors.Is(err, errRefusing) {
 					t.Errorf("Get: %v", err)
 				}
 			})
@@ -101,12 +101,12 @@ func TestBreaker_ClientSideCaching(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for !w.AnyAway() && time.Since(begun) < time.Minute {
-				_, _, _ = w.Get(t.Context(), time.Now(), "hot")
+				_, _, _ = w.Get(t.Context(), nil, "hot")
 				time.Sleep(timeout / 30)
 			}
 		})
 		for range 3 {
-			_, _, _ = w.Get(t.Context(), time.Now(), "cold")
+			_, _, _ = w.Get(t.Context(), nil, "cold")
 		}
 		if took := time.Since(begun); took > timeout {
 			t.Errorf("three callers have waited for %v in all, want one %v", took, timeout)

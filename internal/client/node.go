@@ -192,7 +192,8 @@ func (c *Client) doubt(n *node, since time.Time) {
 		return
 	}
 	if rest := c.Timeout/2 - n.silentSince(since); rest > c.Timeout/16 {
-		if latest := n.limit.latest.Load().begun; latest.Equal(since) || int64(latest.Sub(n.begun)) > n.answered.Load() {
+		latest := n.limit.latest.Load() // nil: only pings were sent
+		if latest != nil && (latest.begun.Equal(since) || int64(latest.begun.Sub(n.begun)) > n.answered.Load()) {
 			time.AfterFunc(rest, func() { c.doubt(n, since) })
 		}
 		return

@@ -135,7 +135,7 @@ func TestTogether_OnePipeline(t *testing.T) {
 }
 
 // A command that is sent ahead of a GET is about the same key, also among others in one pipeline.
-func TestGetBehind(t *testing.T) {
+func TestGet_Ahead(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const keys = 10
 		r := newRoad(t, keys)
@@ -145,7 +145,7 @@ func TestGetBehind(t *testing.T) {
 			r.all.Go(func() {
 				key := fmt.Sprint(i)
 				pttl := redis.NewDurationCmd(t.Context(), time.Millisecond, "pttl", key)
-				data, _, err := r.GetBehind(t.Context(), pttl, time.Now(), key)
+				data, _, err := r.Get(t.Context(), pttl, key)
 				if hours := (pttl.Val() + time.Minute).Hours(); string(data) != "value of "+key || err != nil || int(hours) != i+1 {
 					t.Errorf("%s: %q, %v, and it lives for %v", key, data, err, pttl.Val())
 				}
@@ -165,7 +165,7 @@ func TestTogether_OneServerOnly(t *testing.T) {
 		c := New(wrapped{r.Redis}, timeout, r.failed, nil, nil)
 		c.node.alone.size = 2
 		for range 20 {
-			r.all.Go(func() { _, _, _ = c.Get(t.Context(), time.Now(), "0") })
+			r.all.Go(func() { _, _, _ = c.Get(t.Context(), nil, "0") })
 		}
 		r.all.Wait()
 		r.wantSent(20)
@@ -298,7 +298,7 @@ func TestTogether_LostReply(t *testing.T) {
 			}
 			for range max(1, together) {
 				lost.Go(func() {
-					if _, _, err := c.Get(t.Context(), time.Now(), "k"); err == nil || err.Error() != "no answer within "+timeout.String()+": context deadline exceeded" {
+					if _, _, err := c.Get(t.Context(), nil, "k"); err == nil || err.Error() != "no answer within "+timeout.String()+": context deadline exceeded" {
 						t.Error(err)
 					}
 				})
@@ -313,7 +313,7 @@ func TestTogether_LostReply(t *testing.T) {
 			h.mu.Unlock()
 			time.Sleep(timeout / 3)
 			begun := time.Now()
-			if _, _, err := c.Get(t.Context(), begun, "k"); err != redis.Nil || time.Since(begun) != timeout-timeout/3 {
+			if _, _, err := c.Get(t.Context(), nil, "k"); err != redis.Nil || time.Since(begun) != timeout-timeout/3 {
 				t.Errorf("behind %d lost commands: %v after %v, want %v", max(1, together), err, time.Since(begun), timeout-timeout/3)
 			}
 			lost.Wait()

@@ -127,7 +127,7 @@ func (s *Store) Get(ctx context.Context, all []*Lookup) {
 		s.getMany(ctx, all)
 	case s.memory == nil:
 		l := all[0]
-		data, asked, err := s.client.Get(ctx, time.Now(), s.Key(l.Key))
+		data, asked, err := s.client.Get(ctx, nil, s.Key(l.Key))
 		if s.replied(ctx, l, data, time.Now(), err); l.RedisErr != nil {
 			l.Asked += asked
 		}
@@ -136,7 +136,7 @@ func (s *Store) Get(ctx context.Context, all []*Lookup) {
 		valueKey := s.Key(l.Key)
 		s.During(all, func() {
 			pttl := redis.NewDurationCmd(ctx, time.Millisecond, "pttl", valueKey)
-			data, asked, err := s.client.GetBehind(ctx, pttl, time.Now(), valueKey)
+			data, asked, err := s.client.Get(ctx, pttl, valueKey)
 			if s.replied(ctx, l, data, time.Now(), err) {
 				l.keptBehind(pttl.Val())
 			} else if l.RedisErr != nil {
