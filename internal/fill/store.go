@@ -349,7 +349,7 @@ func (x *set) do(ctx context.Context, fills []*filling, acts []filllock.Act) (re
 			break
 		}
 	}
-	if stored && x.noted != nil {
+	if stored {
 		_ = x.Tags.Stored(ctx, x.noted, true) // a failure is traced
 	}
 	return refused

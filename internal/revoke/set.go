@@ -53,7 +53,7 @@ func (x *Sets) set(ctx context.Context, s set) (unnoted error) {
 		x.keys.Wake(ctx, s.Lock)
 	}
 	if err == nil {
-		unnoted = x.stored(ctx, noted)
+		unnoted = x.tags.Stored(ctx, noted, false)
 	}
 	return cmp.Or(x.keys.Record(ctx, []filllock.Pair{s.Pair}, err), unnoted)
 }
@@ -161,7 +161,7 @@ func (x *Sets) setNoted(ctx context.Context, sets []set, noted *tags.Noted) (err
 		plain[i], pairs[i] = s.Set, s.Pair
 	}
 	errs, failed = filllock.SetMany(ctx, x.keys.client, plain)
-	lost := x.stored(ctx, noted)
+	lost := x.tags.Stored(ctx, noted, false)
 	told := cmp.Or(x.keys.Record(ctx, pairs, nil), lost)
 	for i, err := range errs {
 		errs[i] = cmp.Or(err, told)
@@ -182,12 +182,4 @@ func (x *Sets) note(ctx context.Context, sets []set) (*tags.Noted, error) {
 		return nil, nil
 	}
 	return x.tags.Note(ctx, notes)
-}
-
-// stored is called when values have been stored, or some of them.
-func (x *Sets) stored(ctx context.Context, noted *tags.Noted) error {
-	if noted == nil {
-		return nil
-	}
-	return x.tags.Stored(ctx, noted, false)
 }

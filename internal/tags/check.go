@@ -18,7 +18,7 @@ func (x *Index) Check(ctx context.Context) error {
 	other := New(x.client, x.namespace+":check:"+rand.Text(), time.Second, 0)
 	note := []Note{{Key: "k", Tags: []string{"t"}, Life: time.Second}}
 	book, index := other.book(bookOf("t")), other.index("t")
-	_, history := x.history(ctx, bookOf("t"))
+	_, server := x.server(ctx, bookOf("t"))
 	_, err := other.prove(ctx, bookOf("t"))
 	if err == nil {
 		_, err = other.Note(ctx, note)
@@ -35,7 +35,7 @@ func (x *Index) Check(ctx context.Context) error {
 	_, removed := client.Do(ctx, x.client, op, book, func(ctx context.Context) (int64, error) {
 		return x.client.Redis.Unlink(ctx, book, index).Result()
 	})
-	return errors.Join(history, err, removed)
+	return errors.Join(server, err, removed)
 }
 
 func (x *Index) checkCommands(ctx context.Context, book, index string) error {

@@ -310,8 +310,12 @@ func (n *Noted) age() time.Duration {
 
 // Stored is called when some of the values have been stored. It notes all of them again if a note may end before
 // its value; and, unless the values were stored under locks, which a rebuild removes, if a note may have been lost
-// before: then the values may have been read in between. All who find out a later loss find the values.
+// before: then the values may have been read in between. All who find out a later loss find the values. n is nil if
+// nothing was noted.
 func (x *Index) Stored(ctx context.Context, n *Noted, locked bool) (err error) {
+	if n == nil {
+		return nil
+	}
 	again := n.age() > x.storing
 	if !again && !locked {
 		again, err = x.lost(ctx, n)
@@ -456,53 +460,45 @@ func (x *Index) run(ctx context.Context, within time.Duration, script client.Scr
 
 // Marked is what an invalidation knows of its tags.
 type Marked struct {
-	Complete bool     // the indexes have each value that is stored
-	Tags     []string // those that have an index
+	Complete bool // the indexes have each value that is stored
 	books    []markedBook
 }
 
 type markedBook struct {
-	number  int
-	history string
-	known   string // under which the book is complete; empty: it is not
-	indexes []string
+	number int
+	server server
+	known  string   // under which the book is complete; empty: it is not
+	tags   []string // those that have an index
 }
 
 // Mark begins to invalidate tags. Values with these tags that are loaded now will not be stored, unless
 // they are in an index by then.
-func (x *Index) Mark(ctx context.Context, tags []string) (Marked, error) {
+func (x *Index) Mark(ctx context.Context, tags []string) (m Marked, err error) {
 	pages := pagesOf([]Note{{Tags: tags}})
-	marked := make([]Marked, len(pages))
-	err := inParallel(len(pages), func(i int) (err error) {
-		marked[i], err = x.markPage(ctx, pages[i])
+	m.books = make([]markedBook, len(pages))
+	err = inParallel(len(pages), func(i int) (err error) {
+		m.books[i], err = x.markPage(ctx, pages[i])
 		return err
 	})
-	all := Marked{Complete: true}
-	for _, m := range marked {
-		all.Complete = all.Complete && m.Complete
-		all.Tags = append(all.Tags, m.Tags...)
-		all.books = append(all.books, m.books...)
-	}
-	return all, err
+	m.Complete = !slices.ContainsFunc(m.books, func(b markedBook) bool { return b.known == "" })
+	return m, err
 }
 
-func (x *Index) markPage(ctx context.Context, p page) (m Marked, err error) {
-	b := markedBook{number: p.book}
-	if b.history, err = x.history(ctx, p.book); err != nil {
-		return m, err
+func (x *Index) markPage(ctx context.Context, p page) (b markedBook, err error) {
+	b.number = p.book
+	if b.server, err = x.server(ctx, p.book); err != nil { // before the mark, which another server may lack
+		return b, err
 	}
 	reply, err := client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (markReply, error) {
-		return x.mark(ctx, within, p, b.history)
+		return x.mark(ctx, within, p, b.server.history)
 	})
 	for i, yes := range reply.exists {
 		if yes {
-			tag := p.tags[i].tag
-			m.Tags, b.indexes = append(m.Tags, tag), append(b.indexes, x.index(tag))
+			b.tags = append(b.tags, p.tags[i].tag)
 		}
 	}
 	b.known = reply.known
-	m.Complete, m.books = b.known != "", []markedBook{b}
-	return m, err
+	return b, err
 }
 
 // A markReply is the reply to mark.lua.
@@ -537,31 +533,25 @@ func (x *Index) mark(ctx context.Context, within time.Duration, p page, history 
 	return m, nil
 }
 
-// history names the data of the server that has a book, and of the replicas that have all of it. A server
-// that takes over from another one has a new name: it may have lost what the old one has acknowledged
-// last. The values are on other servers, which still have them. Where one server has everything, the name
-// is empty: it then has lost the values, too, since they are stored after their keys are noted.
-func (x *Index) history(ctx context.Context, number int) (string, error) {
-	key := x.book(number)
-	return client.Do(ctx, x.client, op, key, func(ctx context.Context) (string, error) {
-		master, several, err := x.client.Servers.MasterOf(ctx, x.namespace, key)
-		if err != nil || !several {
-			return "", err
-		}
-		return master.History(ctx)
-	})
-}
+// A server is what is known of the server that has a book. Where several have the keys, it is the history, which names
+// the data of the server, and of the replicas that have all of it. A server that takes over from another one has a new
+// history: it may have lost what the old one has acknowledged last. The values are on other servers, which still have
+// them. Where one server has everything, it then has lost the values, too, since they are stored after their keys are
+// noted. There it is the process.
+type server struct{ history, process string }
 
-// process names the process of the server that has all indexes, or is empty if there are several: a new one of
-// those has another history.
-func (x *Index) process(ctx context.Context) (string, error) {
-	key := x.book(0)
-	return client.Do(ctx, x.client, op, key, func(ctx context.Context) (string, error) {
+func (x *Index) server(ctx context.Context, number int) (server, error) {
+	key := x.book(number)
+	return client.Do(ctx, x.client, op, key, func(ctx context.Context) (s server, err error) {
 		master, several, err := x.client.Servers.MasterOf(ctx, x.namespace, key)
-		if err != nil || several {
-			return "", err
+		switch {
+		case err != nil:
+		case several:
+			s.history, err = master.History(ctx)
+		default:
+			s.process, err = master.Process(ctx)
 		}
-		return master.Process(ctx)
+		return s, err
 	})
 }
 
@@ -584,22 +574,25 @@ func (x *Index) SetSeen(m Marked) {
 	}
 }
 
-// KeysOf calls each with the keys in the indexes of m. It reports whether these were intact, and read in one order: a
-// server that was restarted in between goes on from a cursor of its former process in another order.
+// KeysOf calls each with the keys in the indexes of m. It reports whether all that was read since Mark was there. An
+// index may have been lost before it was read, and even be complete again by now. A server may have been replaced by
+// another that lacks a part of it, or the mark; or restarted, and then goes on from a cursor of its former process in
+// another order.
 func (x *Index) KeysOf(ctx context.Context, m Marked, each func(keys []string) error) (intact bool, err error) {
-	before, err := x.process(ctx)
-	if err != nil {
-		return false, err
-	}
-	for _, tag := range m.Tags {
-		if err := x.Keys(ctx, tag, each); err != nil {
-			return false, err
+	for _, b := range m.books {
+		for _, tag := range b.tags {
+			if err := x.Keys(ctx, tag, each); err != nil {
+				return false, err
+			}
 		}
 	}
-	if after, err := x.process(ctx); err != nil || after != before {
-		return false, err
-	}
-	return x.Intact(ctx, m)
+	lost := make([]bool, len(m.books))
+	err = inParallel(len(lost), func(i int) error {
+		intact, err := x.intact(ctx, m.books[i])
+		lost[i] = !intact
+		return err
+	})
+	return !slices.Contains(lost, true), err
 }
 
 // Keys calls each with the keys in the index of a tag, a few hundred at a time. A key may come twice.
@@ -636,41 +629,32 @@ func (x *Index) Keys(ctx context.Context, tag string, each func(keys []string) e
 	}
 }
 
-// Intact reports whether all that was read since Mark was there. An index may have been lost before it was
-// read, and even be complete again by now, and a server may have been replaced by another that lacks a part of
-// it.
-func (x *Index) Intact(ctx context.Context, m Marked) (bool, error) {
-	intact := make([]bool, len(m.books))
-	err := inParallel(len(m.books), func(i int) (err error) {
-		intact[i], err = x.intact(ctx, m.books[i])
-		return err
-	})
-	return !slices.Contains(intact, false), err
-}
-
-func (x *Index) intact(ctx context.Context, m markedBook) (bool, error) {
-	if len(m.indexes) > 0 {
-		book := x.book(m.number)
+func (x *Index) intact(ctx context.Context, b markedBook) (bool, error) {
+	if len(b.tags) > 0 {
+		book, indexes := x.book(b.number), make([]string, len(b.tags))
+		for i, tag := range b.tags {
+			indexes[i] = x.index(tag)
+		}
 		intact, err := client.Do(ctx, x.client, op, book, func(ctx context.Context) (bool, error) {
 			var state *redis.SliceCmd
 			var exist *redis.IntCmd
 			_, err := x.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-				state, exist = p.HMGet(ctx, book, "e", "k"), p.Exists(ctx, m.indexes...)
+				state, exist = p.HMGet(ctx, book, "e", "k"), p.Exists(ctx, indexes...)
 				p.HDel(ctx, book, "") // nothing: see Keys
 				return nil
 			})
 			if err != nil {
 				return false, err
 			}
-			same := fmt.Sprint(state.Val()[0], " ", m.history) == m.known && state.Val()[1] == m.known
-			return same && exist.Val() == int64(len(m.indexes)), nil
+			same := fmt.Sprint(state.Val()[0], " ", b.server.history) == b.known && state.Val()[1] == b.known
+			return same && exist.Val() == int64(len(indexes)), nil
 		})
 		if err != nil || !intact {
 			return false, err
 		}
 	}
-	history, err := x.history(ctx, m.number)
-	return history == m.history, err
+	now, err := x.server(ctx, b.number)
+	return now == b.server, err
 }
 
 // A Proof is what was known of the books before all values were removed, or noted: epoch and history.
@@ -687,12 +671,12 @@ func (x *Index) Prove(ctx context.Context) (*Proof, error) {
 }
 
 func (x *Index) prove(ctx context.Context, number int) (string, error) {
-	history, err := x.history(ctx, number)
+	server, err := x.server(ctx, number)
 	if err != nil {
 		return "", err
 	}
 	book, epoch := x.book(number), rand.Text()
-	return epoch + " " + history, x.change(ctx, book, func(p redis.Pipeliner) {
+	return epoch + " " + server.history, x.change(ctx, book, func(p redis.Pipeliner) {
 		p.Unlink(ctx, book)
 		p.HSet(ctx, book, "e", epoch, "n", 0)
 	})

@@ -237,6 +237,45 @@ func TestDeleteTag_RolledBack(t *testing.T) {
 	})
 }
 
+// A server that takes over while DeleteTag runs, and lacks the mark, would let a load from before store its value:
+// DeleteTag begins again.
+//
+//fault:tags-lost
+func TestDeleteTag_MarkLost(t *testing.T) {
+	t.Parallel()
+	s, ctx := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always"), t.Context()
+	rdb := s.Client(t)
+	c, other := cachetest.NewCacheIn(t, rdb, "ns", &tagged), cachetest.NewCacheIn(t, s.Client(t), "ns", &tagged)
+	redistest.Must(t, c.Clear(ctx))
+	redistest.Must(t, c.Set(ctx, "k", "a"))
+	redistest.Must(t, c.DeleteTag(ctx, "a")) // the server knows the script
+	src := cachetest.NewSource[string](t)
+	call := cachetest.GoGet(ctx, other, "cold", src.Load)
+	load := src.Next(t)
+	book := strings.TrimSuffix(keysOf(t, s.Admin(), "ns", ":a:index")[0], "a:index") + "book"
+	before := s.Admin().HGetAll(ctx, book).Val()
+	var commands, replaced atomic.Int64 // from the mark on
+	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		if args := cmds[0].Args(); len(args) > 3 && args[3] == book || commands.Load() > 0 {
+			if commands.Add(1) == 2 {
+				s.Restart()
+				redistest.Must(t, s.Admin().Del(ctx, book).Err())
+				redistest.Must(t, s.Admin().HSet(ctx, book, before).Err())
+				redistest.Must(t, s.Admin().PExpire(ctx, book, time.Hour).Err())
+				replaced.Add(1)
+			}
+		}
+		return nil
+	}))
+	redistest.Must(t, c.DeleteTag(ctx, "a"))
+	if replaced.Load() != 1 || c.Stats().TagRebuilds != 0 {
+		t.Errorf("the server was replaced %d times, %+v", replaced.Load(), c.Stats())
+	}
+	load.Give("a")
+	call.Want(t, "a")
+	cachetest.WantStored(t, s.Admin(), "ns", "cold", "")
+}
+
 // A DeleteTag in another process may have removed the values that an index has lost. They may still be in the
 // memory of this process: its own DeleteTag forgets them, although it finds none of them in Redis.
 //
