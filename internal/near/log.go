@@ -131,10 +131,11 @@ type position struct{ id, name string }
 
 // A news is what a process has read in the log.
 type news struct {
-	sent   time.Time // when the process asked
-	lost   bool      // records may be missing: everything may have been invalidated
-	hashes []uint64  // of the keys that were invalidated
-	more   bool      // there may be more
+	sent    time.Time        // when the process asked
+	lost    bool             // records may be missing: everything may have been invalidated
+	records []redis.XMessage // the known one first
+	hashes  []uint64         // of the keys that were invalidated
+	more    bool             // there may be more
 }
 
 var errLog = errors.New("the near log holds something else")
@@ -145,13 +146,8 @@ var errLog = errors.New("the near log holds something else")
 // A replica must not answer, and a master that has been replaced must notice. So each read is
 // followed by a write: it also prolongs the life of the log.
 func (l *Log) read(ctx context.Context, from position) (n news, last position, err error) {
-	type reply struct {
-		records []redis.XMessage
-		lost    bool
-		sent    time.Time
-	}
-	r, err := client.DoNow(ctx, l.client, op, l.key, func(ctx context.Context) (r reply, err error) {
-		r.sent = time.Now()
+	n, err = client.DoNow(ctx, l.client, op, l.key, func(ctx context.Context) (n news, err error) {
+		n.sent = time.Now()
 		if from != (position{}) {
 			var behind *redis.XMessageSliceCmd
 			_, err = l.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
@@ -159,20 +155,20 @@ func (l *Log) read(ctx context.Context, from position) (n news, last position, e
 				p.PExpire(ctx, l.key, l.life)
 				return nil
 			})
-			if r.records = behind.Val(); err != nil || len(r.records) > 0 && positionOf(r.records[0]) == from {
-				return r, err
+			if n.records = behind.Val(); err != nil || len(n.records) > 0 && positionOf(n.records[0]) == from {
+				return n, err
 			}
 		}
-		r.lost = true
-		r.records, err = l.newest(ctx)
-		return r, err
+		n.lost = true
+		n.records, err = l.newest(ctx)
+		return n, err
 	})
 	if err != nil {
-		return n, from, err
+		return news{}, from, err
 	}
-	n.lost, n.more, n.sent = r.lost, len(r.records) == perRead, r.sent
-	last = positionOf(r.records[len(r.records)-1])
-	for _, record := range r.records[1:] {
+	last = positionOf(n.records[len(n.records)-1])
+	n.more = len(n.records) == perRead
+	for _, record := range n.records[1:] {
 		if err := n.note(record); err != nil {
 			n.lost = true
 		}
