@@ -3,6 +3,7 @@ package lock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -240,7 +241,7 @@ var foreignData = map[string][]any{"a list": {"rpush", "x"}, "a text without a T
 //fault:foreign-key
 func TestErrConflict_ForeignKey(t *testing.T) {
 	suffixes := map[string][]string{
-		"mutex": {"", ":fence"}, "fair": {"", ":fence", ":queue", ":alive"}, "semaphore": {"", ":fence", ":details"},
+		"mutex": {"", ":fence", ":ended"}, "fair": {"", ":fence", ":ended", ":queue", ":alive"}, "semaphore": {"", ":fence", ":ended", ":details"},
 	}
 	eachKind(t, func(t *testing.T, kind string) {
 		_, mini := redistest.StartMini(t)
@@ -253,8 +254,8 @@ func TestErrConflict_ForeignKey(t *testing.T) {
 					redistest.Must(t, rdb.Do(t.Context(), append([]any{put[0], key}, put[1:]...)...).Err())
 					before := dump(t, rdb, key)
 					l := newLocker(t, kind, rdb, name, patient(lock.Options{}))
-					for range 2 {
-						lease, err := l.TryAcquire(t.Context())
+					for _, acquire := range []func(context.Context) (*lock.Lease, error){l.TryAcquire, l.Acquire} {
+						lease, err := acquire(t.Context())
 						wantIs(t, "Acquire", err, lock.ErrConflict)
 						if lease != nil || err == nil || !strings.Contains(err.Error(), "its key holds something else") {
 							t.Errorf("%q is %s: Acquire: %v, %v", suffix, what, lease, err)
@@ -276,7 +277,7 @@ func TestErrConflict_ForeignKey(t *testing.T) {
 	})
 }
 
-// dump returns the value of a key, or its type where there is no DUMP, as on miniredis.
+// dump returns the value of a key and its TTL, or its type where there is no DUMP, as on miniredis.
 func dump(t *testing.T, rdb redis.UniversalClient, key string) string {
 	t.Helper()
 	s, err := rdb.Dump(t.Context(), key).Result()
@@ -284,5 +285,5 @@ func dump(t *testing.T, rdb redis.UniversalClient, key string) string {
 		s, err = rdb.Type(t.Context(), key).Result()
 	}
 	redistest.Must(t, err)
-	return s
+	return fmt.Sprint(s, " for ", rdb.TTL(t.Context(), key).Val())
 }

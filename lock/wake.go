@@ -23,9 +23,10 @@ import (
 // A mutex has no queue on the server, so waiters that listen put themselves into the set waiting; a
 // release takes out the one it wakes, so that a dead one costs one wake-up only. A waiter that was
 // taken out of the set and has heard nothing knows that messages get lost: its process polls for a
-// minute. Without a message the first waiter asks rarely, to find that out. The scripts do not name
+// minute; but not if so many wait that the set is full, and drops the latest. Without a message the first waiter asks
+// rarely, to find that out. The scripts do not name
 // what waking needs among their rights: it may be refused. See TestWakeUp_AtTheRelease,
-// TestWakeUp_DeadWaiter, TestWakeUp_NobodyHears, TestWakeUp_Forged.
+// TestWakeUp_DeadWaiter, TestWakeUp_NobodyHears, TestWakeUp_Crowd, TestWakeUp_Forged.
 const (
 	// A waitQueue listens from this busy answer to its first waiter on: a short wait opens nothing.
 	listenAfter = 2
@@ -65,6 +66,7 @@ type asked struct {
 type quiet struct {
 	asked              // the command
 	complete bool      // a message will tell when the lock is released to this attempt
+	crowded  bool      // so many wait that it may not be among those that a release wakes
 	until    time.Time // the end of the holder's lease, if it is not renewed
 	ahead    int64     // waiters ahead; -1: unknown
 }
@@ -153,6 +155,7 @@ func (q *waitQueue) notePause(a *attempt, r reply, changed bool) {
 	}
 	complete := a.asked.listens && !r.free && q.complete(a.asked.at)
 	a.quiet = quiet{asked: a.asked, complete: complete, until: a.asked.at.Add(r.left()), ahead: r.ahead}
+	a.quiet.crowded = r.place > 1 && !a.kind.queues()
 }
 
 // noteMissed notes it if the attempt should have received a message before this reply, and has not. The
@@ -162,7 +165,7 @@ func (q *waitQueue) noteMissed(a *attempt, r reply) {
 	if a.kind.queues() {   // the lock was released to it
 		missed = r.state == held && a.quiet.ahead == 0 && time.Now().Before(a.quiet.until)
 	}
-	if missed && a.quiet.complete && q.messages == a.quiet.messages {
+	if missed && a.quiet.complete && !a.quiet.crowded && q.messages == a.quiet.messages {
 		q.sub.Missed(a.quiet.at)
 	}
 }

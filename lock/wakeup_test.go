@@ -256,6 +256,60 @@ func TestWakeUp_NobodyHears(t *testing.T) {
 	}
 }
 
+// However many processes wait, each goes on to listen, also one for which there is no room among those that a release
+// wakes; and it is woken once there is.
+func TestWakeUp_Crowd(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		if kind == "fair" {
+			return // its queue has room for all
+		}
+		learn(t, rdb)
+		holder := mustAcquire(t, newLocker(t, kind, rdb, "n", &lock.Options{TTL: time.Hour}))
+		var crowd []redis.Z
+		for i := range 500 {
+			crowd = append(crowd, redis.Z{Score: float64(i), Member: fmt.Sprintf("%026d", i)})
+		}
+		key := waitingKey(kind)
+		redistest.Must(t, rdb.ZAdd(t.Context(), key, crowd...).Err())
+		redistest.Must(t, rdb.Expire(t.Context(), key, time.Hour).Err())
+		leases := startWaiters(t.Context(), t, m, kind, 1)
+		for _, left := range []int{500, 500, 400, 400} {
+			redistest.Must(t, rdb.ZRemRangeByScore(t.Context(), key, fmt.Sprint(left), "500").Err())
+			time.Sleep(10 * time.Second) // it asks
+			if channels := m.PubSubChannels("*"); len(channels) != 1 {
+				t.Fatalf("beside %d others the waiter listens to %q", left, channels)
+			}
+		}
+		released := time.Now()
+		mustRelease(t, holder)
+		mustRelease(t, <-leases)
+		wantElapsed(t, "the waiter has it", released, 0)
+	})
+}
+
+// A foreign key in the place of the waiters is left alone: it gets no TTL.
+//
+//fault:foreign-key
+func TestWakeUp_ForeignKey(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		if kind == "fair" {
+			return // see TestErrConflict_ForeignKey
+		}
+		holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+		key := waitingKey(kind)
+		redistest.Planted(t, key)
+		redistest.Must(t, m.Set(key, "foreign"))
+		leases := startWaiters(t.Context(), t, m, kind, 1)
+		time.Sleep(10 * time.Second)
+		mustRelease(t, holder)
+		mustRelease(t, <-leases)
+		if s, err := m.Get(key); s != "foreign" || err != nil || m.TTL(key) != 0 {
+			t.Errorf("it holds %q for %v, %v", s, m.TTL(key), err)
+		}
+		m.Del(key)
+	})
+}
+
 // Messages that lead to nothing cost few commands, and the waiter gets the lock as if there were none.
 //
 //fault:forged-wake-ups

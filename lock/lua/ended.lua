@@ -4,6 +4,7 @@
 
 -- Remembers an attempt for life ms, so that a command of it that arrives late acquires nothing.
 local function mark(call, ended, token, ms, life, most)
+  if not call('ZCARD', ended) then return end -- a foreign key must not get a TTL
   local short = redis.call('PTTL', ended) < tonumber(life)
   -- First this: without the permission for it, no key may be left without a TTL.
   if short then redis.call('PEXPIRE', ended, life) end

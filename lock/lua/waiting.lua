@@ -21,18 +21,21 @@ end
 -- µs at which their process began to wait. A release removes the attempt that it wakes. If another
 -- attempt is quicker, it comes back with its next command, and with the same time.
 
--- Adds an attempt to the waiting. Returns 1 if it was not there.
+-- Adds an attempt to the waiting. Returns 1 if it was not there; 2 if so many wait that the latest are dropped, or soon
+-- may be: then its absence tells nothing.
 local function awaitWakeUp(waiting, token, since, life)
   local function outlive()
     if redis.call('PTTL', waiting) < tonumber(life) then redis.call('PEXPIRE', waiting, life) end
   end
   local added = 0
   pcall(function() -- without it the attempt only asks
+    local many = redis.call('ZCARD', waiting) -- refuses a foreign key, which must not get a TTL
     -- First this: without the permission for it, no key may be left without a TTL.
     outlive()
     added = redis.call('ZADD', waiting, since, token)
     outlive()
     redis.call('ZREMRANGEBYRANK', waiting, 500, -1)
+    if many >= 450 then added = 2 end
   end)
   return added
 end
