@@ -277,7 +277,7 @@ func TestNear_EarlyRefresh(t *testing.T) {
 	})
 }
 
-// Each caller owns its value, also the one that has loaded it, unless Share is set.
+// Each caller owns its value, also the caller that has loaded it, unless Share is set.
 func TestNear_Ownership(t *testing.T) {
 	t.Parallel()
 	type any1 struct{ V any }
@@ -339,7 +339,7 @@ func TestNear_Fallback(t *testing.T) {
 }
 
 // What memory has within StaleIfError is also served if the caller's deadline comes before Redis counts as silent: to
-// the caller who asks Redis, and to those who wait for his command.
+// the caller whose command Redis has, and to callers that wait for its reply.
 func TestNear_FallbackAtTheDeadline(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -488,7 +488,7 @@ func TestNearRules_DeletedElsewhere(t *testing.T) {
 	})
 }
 
-// A process that has not read the log for MaxLag, as one that was frozen, asks Redis.
+// A process that has not read the log for MaxLag, as after a freeze, asks Redis.
 //
 //fault:near-frozen
 func TestNearRules_NoProof(t *testing.T) {

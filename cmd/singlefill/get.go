@@ -24,7 +24,7 @@ import (
 )
 
 func prepareGet(x *execution, flags *flag.FlagSet) func(ctx context.Context, args []string) error {
-	name := flags.String("codec", "auto", "`codec` of the payload: msgpack, json, raw, or auto, the one that the entry names")
+	name := flags.String("codec", "auto", "`codec` of the payload: msgpack, json, raw, or auto: as the entry says")
 	payload := flags.Bool("payload", false, "print the bytes of the payload only, as they are")
 	return func(ctx context.Context, args []string) error {
 		if _, ok := decoders[*name]; !ok && *name != "auto" {

@@ -208,7 +208,7 @@ func (c *Client) open(n *node, err error, key string) bool {
 	if !begins && !o.shows(c.Timeout) {
 		return c.away(n) == nil
 	}
-	n.opened() // before the caches are told, which may take long
+	n.opened() // before caches hear of it, which may take long
 	if !begins {
 		return true
 	}

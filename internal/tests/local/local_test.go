@@ -44,7 +44,7 @@ func inBubble(t *testing.T, run func(t *testing.T)) {
 	synctest.Test(t, run)
 }
 
-// A hundred callers share one load, with or without options, and then a hit, each with a value of its own.
+// A hundred callers share one load, with or without options, and then a hit, each with its own value.
 func TestLocal_Once(t *testing.T) {
 	for name, opts := range map[string]*singlefill.Options[[]string]{"nil": nil, "tagged": {
 		Tags: func(string, []string) []string { return []string{"t"} },
