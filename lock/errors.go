@@ -40,6 +40,10 @@ var (
 	ErrConflict = errors.New("lock: conflict")
 )
 
+// errForgotten is the error of a release that finds nothing, after one that was not answered: the lease was given
+// back, and so many others since that the server has forgotten it, or it was lost before.
+var errForgotten = errors.New("it may have been released by a command whose reply was lost")
+
 // checkContext returns an error if ctx is nil or has ended.
 func checkContext(ctx context.Context, op, name string) error {
 	if ctx == nil {
@@ -87,7 +91,7 @@ func explain(op, name string, err error) error {
 // isTemporary reports whether a command that failed is worth a retry: the server cannot be reached,
 // or cannot write now, or this process was held up until its command was late.
 func isTemporary(err error) bool {
-	return !errors.Is(err, redis.ErrClosed) && (client.Unreachable(err) || client.Late(err) ||
+	return !errors.Is(err, redis.ErrClosed) && err != errForgotten && (client.Unreachable(err) || client.Late(err) ||
 		redis.IsReadOnlyError(err) || redis.IsOOMError(err) ||
 		redis.HasErrorPrefix(err, "NOREPLICAS") || redis.HasErrorPrefix(err, "MISCONF"))
 }

@@ -36,9 +36,7 @@ type Lease struct {
 	// mayRetry tells that a call of Release has failed, so that another one may ask again.
 	mayRetry atomic.Bool
 
-	// ambiguous tells that a release was not answered. It belongs to the call of Release that has set
-	// ended or cleared mayRetry.
-	ambiguous bool
+	ambiguous atomic.Bool // a release was not answered, so that it may have been executed
 }
 
 // Outcomes of a release.
@@ -90,6 +88,21 @@ func (l *Lease) traceLost(ctx context.Context, why error) {
 	}
 }
 
+func (l *Lease) traceReleased(ctx context.Context) {
+	if l.told.CompareAndSwap(false, true) && l.trace.Released != nil {
+		l.trace.Released(ctx, l.info(nil))
+	}
+}
+
+// traceUnknown reports the end of a lease whose release has ended with err.
+func (l *Lease) traceUnknown(ctx context.Context, err error) {
+	if err == errForgotten {
+		l.traceReleased(ctx)
+	} else {
+		l.traceLost(ctx, err)
+	}
+}
+
 func (l *Lease) info(err error) LeaseInfo {
 	return LeaseInfo{Name: l.owner.name, Fence: l.fence, Duration: time.Since(l.sentAt), Err: err}
 }
@@ -129,7 +142,8 @@ func (l *Lease) Fence() int64 {
 //   - nil, once, when the lease was held to the end, also if the reply to an earlier try was lost;
 //   - [ErrLost] when the lease was lost earlier or has been released already;
 //   - [ErrUnavailable] or [ErrAmbiguous] while Redis cannot be asked. Release then retries in the
-//     background until the lease ends by itself;
+//     background until the lease ends by itself. It is ErrAmbiguous, too, if the lease is gone and an
+//     earlier try was not answered, so that it may have released it;
 //   - any other error when Redis refuses for good, for example because of a missing permission. After
 //     that, and with a closed client, the lease ends by itself.
 //
@@ -167,10 +181,10 @@ func (l *Lease) Release(ctx context.Context) error {
 	case isTemporary(err):
 		l.releaseLater(ctx, err)
 	default:
-		l.traceLost(ctx, err)
+		l.traceUnknown(ctx, err)
 	}
 	defer l.mayRetry.Store(true)
-	if l.ambiguous {
+	if l.ambiguous.Load() {
 		return fmt.Errorf("%w: release %.100q: %w", ErrAmbiguous, l.owner.name, err)
 	}
 	return explain("release", l.owner.name, err)
@@ -183,9 +197,7 @@ func (l *Lease) retryRelease(ctx context.Context) (outcome int32, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	outcome, err = client.Retry(ctx, timeout, isTemporary, func(within time.Duration) (int32, error) {
-		outcome, err := l.tryRelease(ctx, within)
-		l.ambiguous = l.ambiguous || mayHaveArrived(err)
-		return outcome, err
+		return l.tryRelease(ctx, within)
 	})
 	if end := ctx.Err(); end != nil && (err == end || client.Unsent(err) && errors.Unwrap(err) == end) {
 		err = fmt.Errorf("no answer within %v: %w", timeout, err)
@@ -204,16 +216,24 @@ func (l *Lease) releaseLater(ctx context.Context, err error) {
 	}
 	l.cleanup.add(l.owner.target, cleanupTask{
 		try: try, end: time.Now().Add(l.owner.opts.TTL),
-		over: func() { l.traceLost(ctx, err) }, // unless it is known to be released
+		over: func() { l.traceUnknown(ctx, err) }, // unless it is known to be released
 	})
 }
 
 func (l *Lease) tryRelease(ctx context.Context, within time.Duration) (outcome int32, err error) {
 	ours, err := l.owner.kind.release(ctx, l.owner, within)
-	if ours {
-		return released, err
+	switch {
+	case err != nil:
+		if mayHaveArrived(err) {
+			l.ambiguous.Store(true)
+		}
+		return unknown, err
+	case ours:
+		return released, nil
+	case l.ambiguous.Load():
+		return unknown, errForgotten
 	}
-	return lost, err
+	return lost, nil
 }
 
 // finish notes the outcome of the release, and reports it to Trace once.
@@ -223,9 +243,7 @@ func (l *Lease) finish(ctx context.Context, outcome int32) error {
 	case first && outcome == lost:
 		l.traceLost(ctx, renew.ErrGone)
 	case first:
-		if l.told.CompareAndSwap(false, true) && l.trace.Released != nil {
-			l.trace.Released(ctx, l.info(nil))
-		}
+		l.traceReleased(ctx)
 		l.waiters.wakeFirst()
 	}
 	if outcome == lost {

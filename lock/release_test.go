@@ -221,6 +221,32 @@ func TestRelease_BehindALongQueue(t *testing.T) {
 	})
 }
 
+// A lease that was given back without a reply is not taken for lost when Redis has forgotten that, since many others
+// were released.
+//
+//fault:killed-connections
+func TestRelease_Forgotten(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		learn(t, rdb)
+		var e locktest.Events
+		client, f := withFaults(t, m)
+		lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
+		f.set(lostSilently)
+		wantIs(t, "Release", lease.Release(t.Context()), lock.ErrAmbiguous)
+		others := newLocker(t, kind, rdb, "n", nil)
+		for range 550 {
+			mustRelease(t, mustTry(t, others))
+			time.Sleep(time.Millisecond)
+		}
+		f.set(nil)
+		time.Sleep(2 * leaseWaits)
+		wantIs(t, "Release when it is forgotten", lease.Release(t.Context()), lock.ErrAmbiguous)
+		if s := e.Transitions(); s != "acquired released" {
+			t.Errorf("told %q", s)
+		}
+	})
+}
+
 // What Redis keeps of ended attempts is bounded for each name, whatever the TTL.
 func TestRelease_MarksAreBounded(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {

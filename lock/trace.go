@@ -14,7 +14,7 @@ type Trace struct {
 	// Acquired is called when a lease was granted.
 	Acquired func(ctx context.Context, info LeaseInfo)
 
-	// Released is called when the lease was given back.
+	// Released is called when the lease was given back, also if it is gone after a release that was not answered.
 	Released func(ctx context.Context, info LeaseInfo)
 
 	// Lost is called when the lease ended before it was released, and also when Redis refuses the
