@@ -248,17 +248,24 @@ func TestAcquire_WithoutADeadline(t *testing.T) {
 		synctest.Wait()
 		f.set(noConnection)
 		wg.Wait()
-		begun = time.Now()
-		for range 20 {
-			wg.Go(func() {
-				_, err := l.Acquire(t.Context())
-				wantIs(t, "a caller", err, lock.ErrUnavailable)
-				if took := time.Since(begun); took > leaseWaits {
-					t.Errorf("a caller has waited for %v", took)
-				}
-			})
+		for _, apart := range []time.Duration{0, leaseWaits / 13} { // so that some come while another one is asking
+			longest := leaseWaits
+			if apart > 0 {
+				longest *= 2
+			}
+			for range 40 {
+				wg.Go(func() {
+					begun := time.Now()
+					_, err := l.Acquire(t.Context())
+					wantIs(t, "a caller", err, lock.ErrUnavailable)
+					if took := time.Since(begun); took < leaseWaits*7/10 || took > longest {
+						t.Errorf("a caller that comes %v after another has waited for %v", apart, took)
+					}
+				})
+				time.Sleep(apart)
+			}
+			wg.Wait()
 		}
-		wg.Wait()
 		f.set(nil)
 		mustRelease(t, holder)
 	})

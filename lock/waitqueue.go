@@ -188,14 +188,19 @@ func (q *waitQueue) noteAnswer() {
 }
 
 // noteFailure notes that a command of the attempt has failed. It reports whether the attempt goes
-// on. Attempts with a deadline go on. The others go on if the server has answered while they
-// waited, for TTL after the last answer: as long as a lease could outlast the failure.
+// on. Attempts with a deadline go on. The others go on for TTL after the last answer, as long as a lease could outlast
+// the failure, if the server has answered while they waited. Otherwise they go on for RedisTimeout, which is the time
+// of their own command, or of most of another's.
 func (q *waitQueue) noteFailure(a *attempt, why error) (goesOn bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.news, q.why, q.kept = silent, why, time.Time{}
 	for _, w := range slices.Clone(q.waiters) {
-		if !w.hasDeadline && (q.lastAnswer.Before(w.begun) || time.Since(q.lastAnswer) >= a.opts.TTL) {
+		patient := time.Since(q.lastAnswer) < a.opts.TTL
+		if q.lastAnswer.Before(w.begun) {
+			patient = w != a && time.Since(w.begun) < a.opts.RedisTimeout*7/10
+		}
+		if !patient && !w.hasDeadline {
 			w.failed = why
 			q.remove(w)
 			w.wakeUp()
