@@ -264,3 +264,50 @@ func TestNewFairMutex_LongOutage(t *testing.T) {
 		})
 	}
 }
+
+// If a waiter leaves while the command is unanswered that keeps the places of its process, the next waiter's command
+// keeps them: Redis may have been away for nearly WaiterTTL.
+//
+//fault:stalled-waiters
+func TestNewFairMutex_LeavesDuringAStall(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		learn(t, rdb)
+		c := record(m)
+		holder := mustAcquire(t, newLocker(t, "fair", rdb, "n", nil))
+		client, f := withFaults(t, m)
+		l := newLocker(t, "fair", client, "n", nil)
+		first, leave := context.WithCancel(t.Context())
+		var waiters waiterGroup
+		for i := range 3 {
+			ctx := t.Context()
+			if i == 0 {
+				ctx = first
+			}
+			waiters.wg.Go(func() {
+				if lease, err := l.Acquire(ctx); err == nil {
+					mustRelease(t, lease)
+				} else if i > 0 || !errors.Is(err, context.Canceled) {
+					t.Errorf("waiter %d: %v", i, err)
+				}
+			})
+			time.Sleep(listening)
+		}
+		f.set(silence, "acquire")
+		time.Sleep(waiterTTL * 3 / 4)
+		c.reset()
+		f.set(nil)
+		leave()
+		synctest.Wait()
+		var kept [][]string
+		for _, command := range c.all() {
+			if args := scriptArgs(command); len(args) > 6 {
+				kept = append(kept, args[5:len(args)-1])
+			}
+		}
+		if len(kept) != 1 || len(kept[0]) != 1 {
+			t.Errorf("the next command keeps the places of %q, want one", kept)
+		}
+		mustRelease(t, holder)
+		waiters.wg.Wait()
+	})
+}

@@ -51,7 +51,9 @@ func NewMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locker, e
 // waiters.
 //
 // A waiter keeps its place in the queue by asking, at least three times in [Options.WaiterTTL].
-// Dead waiters are skipped together, WaiterTTL after they were last heard of.
+// Dead waiters are skipped together, WaiterTTL after they were last heard of. So the order is lost when
+// Redis cannot be reached for longer than WaiterTTL: the process that reaches it first keeps its places, and
+// the others queue again.
 //
 // The price of the order is that the waiters of each process ask at least six times in WaiterTTL, and
 // that a dead waiter at the head of the queue keeps the released lock from the others until it is

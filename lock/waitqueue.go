@@ -86,6 +86,9 @@ func (q *waitQueue) leave(a *attempt, granted bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.remove(a)
+	if !a.answered { // the places that its command was to keep are kept by the next one
+		q.kept = time.Time{}
+	}
 	if granted {
 		q.noteAnswer()
 		q.useless = 0
