@@ -57,7 +57,7 @@ func (a *attempt) try(ctx context.Context) (grant, error) {
 	case r.state == held:
 		return grant{r.number, r.sent}, nil
 	case r.state == busy:
-		return grant{}, a.busyWith(r.holder)
+		return grant{}, a.busyWith(r)
 	}
 	return grant{}, a.refused(r)
 }
@@ -177,21 +177,23 @@ func endedBy(ctx context.Context, err error) bool {
 
 // gaveUp returns the caller's error for an attempt that has waited until ctx ended, or failed.
 func (a *attempt) gaveUp(ctx context.Context) error {
-	last, holder, why := a.waiters.reason(a)
+	last, r, why := a.waiters.reason(a)
 	switch {
 	case last == silent:
 		return a.explain(ctx, why)
 	case last == none:
 		return a.noAnswer(ctx)
 	}
-	return fmt.Errorf("%w: %w", a.busyWith(holder), ctx.Err())
+	return fmt.Errorf("%w: %w", a.busyWith(r), ctx.Err())
 }
 
-// busyWith returns the caller's error for a lock that is busy with the holder of the token.
-func (a *attempt) busyWith(token string) error {
-	switch holder, size := holderOf(token), a.kind.places(); {
+// busyWith returns the caller's error for a lock that is busy by the reply.
+func (a *attempt) busyWith(r reply) error {
+	switch holder, size := holderOf(r.holder), a.kind.places(); {
 	case holder == "":
 		return fmt.Errorf("%w: %.100q", ErrBusy, a.name)
+	case r.free:
+		return fmt.Errorf("%w: %.100q is held by, or kept for, %q", ErrBusy, a.name, holder)
 	case size > 1:
 		return fmt.Errorf("%w: %.100q is held by %q and others", ErrBusy, a.name, holder)
 	default:

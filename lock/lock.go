@@ -219,8 +219,8 @@ func (l *Locker) acquire(ctx context.Context, wait bool) (*Lease, error) {
 		a.leave(ctx)
 	}
 	if a.waited && trace.Waited != nil {
-		_, holder, _ := l.waiters.reason(a)
-		trace.Waited(ctx, LeaseInfo{Name: l.name, Holder: holderOf(holder), Duration: time.Since(a.begun), Err: err})
+		_, r, _ := l.waiters.reason(a)
+		trace.Waited(ctx, LeaseInfo{Name: l.name, Holder: holderOf(r.holder), Duration: time.Since(a.begun), Err: err})
 	}
 	if err != nil {
 		return nil, err

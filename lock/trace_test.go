@@ -97,7 +97,7 @@ func TestOptions_HolderOfOthers(t *testing.T) {
 		}()
 		time.Sleep(time.Second)
 		mustRelease(t, holder)
-		if _, err := newLocker(t, "fair", rdb, "fair", nil).TryAcquire(t.Context()); err == nil || !strings.Contains(err.Error(), `held by "next"`) {
+		if _, err := newLocker(t, "fair", rdb, "fair", nil).TryAcquire(t.Context()); err == nil || !strings.Contains(err.Error(), `"fair" is held by, or kept for, "next"`) {
 			t.Errorf("TryAcquire while it is kept: %v", err)
 		}
 	})

@@ -27,8 +27,8 @@ type waitQueue struct {
 
 	lastAnswer time.Time
 	news       news
-	why        error  // of the last command, if it failed
-	holder     string // of the last busy answer: the token
+	why        error // of the last command, if it failed
+	busy       reply // the last busy answer
 
 	listening
 }
@@ -71,7 +71,7 @@ func (q *waitQueue) join(a *attempt) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.waiters) == 0 {
-		q.news, q.why, q.holder = none, nil, ""
+		q.news, q.why, q.busy = none, nil, reply{}
 	}
 	q.arrived++
 	a.place = q.arrived
@@ -146,7 +146,7 @@ func (q *waitQueue) noteBusy(a *attempt, r reply) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.noteAnswer()
-	q.holder = r.holder
+	q.busy = r
 	b := &q.bypass
 	if b.since == 0 {
 		b.since, b.last = r.lastFence+r.age.Microseconds(), r.lastFence
@@ -212,14 +212,14 @@ func (q *waitQueue) noteFailure(a *attempt, why error) (goesOn bool) {
 	return a.failed == nil
 }
 
-// reason returns why the attempt has no lease: the last failure, or else the holder.
-func (q *waitQueue) reason(a *attempt) (last news, holder string, why error) {
+// reason returns why the attempt has no lease: the last failure, or else the last busy answer.
+func (q *waitQueue) reason(a *attempt) (last news, r reply, why error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if a.failed != nil {
-		return silent, "", a.failed
+		return silent, reply{}, a.failed
 	}
-	return q.news, q.holder, q.why
+	return q.news, q.busy, q.why
 }
 
 // wakeFirst makes the first waiter ask at once, unless a message will tell it.
