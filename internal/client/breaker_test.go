@@ -544,9 +544,9 @@ func TestCluster_FrozenNode(t *testing.T) {
 			t.Error("a living node is not reachable")
 		}
 	}
-	if w.Reachable(t.Context(), keys[0], time.Now()) {
-		t.Error("the frozen node is reachable")
-	}
+	redistest.Await(t, "the frozen node is not reachable", func() bool { // at once, unless a probe is on its way
+		return !w.Reachable(t.Context(), keys[0], time.Now())
+	})
 	frozen.Thaw()
 	redistest.Await(t, "the breaker closes", func() bool { return !w.AnyAway() })
 	redistest.Await(t, "both changes have been told", func() bool { return slices.Equal(w.reported(), []bool{true, false}) })
