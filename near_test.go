@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -19,7 +18,6 @@ import (
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
-	"github.com/singlefill/singlefill/singlefilltest"
 )
 
 // near are the options of a Raw cache with Near.
@@ -338,43 +336,6 @@ func TestNear_Fallback(t *testing.T) {
 	awaitNear(t, c, "k", cachetest.Gives("v"))
 }
 
-// What memory has within StaleIfError is also served if the caller's deadline comes before Redis counts as silent: to
-// the caller whose command Redis has, and to callers that wait for its reply.
-func TestNear_FallbackAtTheDeadline(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		rdb := singlefilltest.Redis(t)
-		opts := near(singlefill.Near{})
-		opts.StaleIfError = time.Hour
-		c, err := singlefill.New(rdb, "values", time.Hour, opts)
-		redistest.Must(t, err)
-		defer c.Close()
-		awaitNear(t, c, "k", cachetest.Gives("v"))
-		time.Sleep(time.Minute) // until it does not read the log any more
-		defer singlefilltest.Silence(t, rdb)()
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		leaves, leave := context.WithCancel(t.Context())
-		time.AfterFunc(50*time.Millisecond, leave)
-		var callers sync.WaitGroup
-		for range 3 {
-			callers.Go(func() {
-				v, info, err := c.GetOrLoadInfo(ctx, "k", cachetest.Fails[string](cachetest.ErrSource))
-				if v != "v" || err != nil || !info.Stale || info.Err != context.DeadlineExceeded {
-					t.Errorf("%q, %+v, %v; want the value as stale, because of the deadline", v, info, err)
-				}
-			})
-			callers.Go(func() {
-				v, err := c.GetOrLoad(leaves, "k", cachetest.Fails[string](cachetest.ErrSource))
-				if err != context.Canceled {
-					t.Errorf("%q, %v; want that it was canceled", v, err)
-				}
-			})
-		}
-		callers.Wait()
-	})
-}
-
 // A value that was in transit during an invalidation or a Refresh of this process is not kept, whichever
 // command has found or stored it.
 func TestNearRules_InTransit(t *testing.T) {
@@ -494,12 +455,20 @@ func TestNearRules_DeletedElsewhere(t *testing.T) {
 func TestNearRules_NoProof(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns, ctx := redistest.Namespace(t), t.Context()
-		here := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{}))
+		opts := near(singlefill.Near{})
+		opts.StaleIfError = time.Hour
+		here := cachetest.NewCacheIn(t, rdb, ns, opts)
 		there := cachetest.NewCaches(t, m, ns, 1, near(singlefill.Near{}))[0]
 		awaitNear(t, here, "k", cachetest.Gives("old"))
 		time.Sleep(time.Minute) // until it does not read the log any more
 		redistest.Must(t, there.Delete(ctx, "k"))
 		time.Sleep(time.Second)
+		rdb.AddHook(redistest.Trips(func([]redis.Cmder) error { time.Sleep(2 * time.Millisecond); return nil }))
+		hasty, cancel := context.WithTimeout(ctx, time.Millisecond) // which says nothing about Redis
+		defer cancel()
+		if v, err := here.GetOrLoad(hasty, "k", cachetest.Gives("new")); err != context.DeadlineExceeded {
+			t.Errorf("before Redis has answered: %q, %v", v, err)
+		}
 		v, err := here.GetOrLoad(ctx, "k", cachetest.Gives("new"))
 		cachetest.WantValue(t, v, err, "new")
 	})

@@ -181,9 +181,7 @@ func (c *call) take(read []*ask) {
 	c.Reads.End(len(hits), turns(hits))
 	c.Reads.End(len(gone), turns(gone))
 	for _, a := range gone {
-		if a.err = c.ctx.Err(); a.err == context.DeadlineExceeded && c.Store.Servable(&a.Found, time.Now()) {
-			hits = both(hits, []*ask{a}) // of what memory has
-		}
+		a.err = c.ctx.Err()
 	}
 	c.hits, c.misses = both(c.hits, hits), both(c.misses, misses)
 }

@@ -25,12 +25,9 @@ type origin struct {
 // clones.
 func (c *call) own(a *ask) bool { return a.mine && !(a.turn.Shared && c.Store.Type.Clone != nil) }
 
-// hit answers with the value that a read has found, or with what memory has if Redis has not answered in time.
+// hit answers with the value that a read has found.
 func (c *call) hit(a *ask) {
-	from := origin{hit: a.RedisErr == nil, own: c.own(a), shared: a.theirs}
-	if !from.hit {
-		from.failure, from.at = c.ctx.Err(), time.Now()
-	}
+	from := origin{hit: true, own: c.own(a), shared: a.theirs}
 	if !from.own && c.Store.Type.Clone != nil {
 		from.clone = a.Value
 	}

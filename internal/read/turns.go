@@ -92,7 +92,6 @@ func (c *call) readPart(part []*ask, replies chan<- []*ask) {
 			look(others)
 			for _, a := range others {
 				a.RedisErr = err
-				c.Store.Recall(a.Lookup)
 			}
 			c.reply(others, replies) // take ends their turns
 			return
