@@ -133,7 +133,7 @@ func (l *Locker) redisFailed(ctx context.Context, op string, err error) {
 // A waiter outlasts a Redis that does not answer or cannot write: it retries with the same token,
 // and keeps its place in the queue, until ctx ends. If ctx has no deadline, a waiter retries for
 // [Options.TTL] after the last answer, and a caller that has had no answer yet for
-// [Options.RedisTimeout].
+// [Options.RedisTimeout], or behind others of its process for up to twice that.
 //
 // The error says what is known:
 //

@@ -52,8 +52,8 @@ func (s *Servers) masters(ctx context.Context, namespace string) (l Layout, err 
 		for _, shard := range ring.GetShardClients() {
 			l.Masters = append(l.Masters, Master{rdb: shard})
 		}
-		if up, all := len(l.Masters), len(ring.Options().Addrs); up < all { // SetAddrs does not change the options
-			err = fmt.Errorf("rdb, a %T, reaches %d of its %d shards", s.rdb, up, all)
+		if up, all := len(l.Masters), len(ring.Options().Addrs); up != all { // SetAddrs does not change the options
+			err = fmt.Errorf("rdb, a %T, reaches %d shards, and was made with %d: one is away, or SetAddrs was called", s.rdb, up, all)
 		}
 		return l, err
 	}
@@ -83,6 +83,9 @@ func (s *Servers) masters(ctx context.Context, namespace string) (l Layout, err 
 // MasterOf returns the server of a key, and whether other keys are on other servers.
 func (s *Servers) MasterOf(ctx context.Context, namespace, key string) (m Master, several bool, err error) {
 	if ring, ok := s.rdb.(shards); ok {
+		if _, err := s.masters(ctx, namespace); err != nil { // the key may have been another shard's
+			return m, true, err
+		}
 		shard, err := ring.GetShardClientForKey(key)
 		return Master{rdb: shard}, true, err
 	}

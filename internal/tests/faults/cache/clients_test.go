@@ -105,7 +105,7 @@ func TestClear_AnyClient(t *testing.T) {
 			rdb := ring(t, "127.0.0.1:1")
 			redistest.Await(t, "the shard is marked down", func() bool { return rdb.Len() == 1 })
 			return rdb, rdb
-		}, "reaches 1 of its 2 shards"},
+		}, "reaches 1 shards, and was made with 2"},
 		"ring wrapped": {func(t *testing.T) (_, _ redis.UniversalClient) {
 			rdb := ring(t, redistest.Start(t).Addr)
 			return wrapped{rdb}, rdb
