@@ -232,11 +232,15 @@ func TestNear_LostLog(t *testing.T) {
 		"deleted, and begun again with the same IDs": func(t *testing.T, s *redistest.Server, a *nearCache) {
 			records, err := s.Admin().XRange(t.Context(), a.logKey(), "-", "+").Result()
 			redistest.Must(t, err)
-			redistest.Do(t, s.Admin(), "del", a.logKey())
-			for _, r := range records[:len(records)-1] {
-				redistest.Do(t, s.Admin(), "xadd", a.logKey(), r.ID, "name", "")
-			}
-			redistest.Do(t, s.Admin(), "pexpire", a.logKey(), 60_000)
+			_, err = s.Admin().TxPipelined(t.Context(), func(p redis.Pipeliner) error { // a process may begin the log, too
+				p.Del(t.Context(), a.logKey())
+				for _, r := range records[:len(records)-1] {
+					p.XAdd(t.Context(), &redis.XAddArgs{Stream: a.logKey(), ID: r.ID, Values: []string{"name", ""}})
+				}
+				p.PExpire(t.Context(), a.logKey(), time.Minute)
+				return nil
+			})
+			redistest.Must(t, err)
 		},
 		"trimmed, and written": func(t *testing.T, s *redistest.Server, a *nearCache) {
 			redistest.Do(t, s.Admin(), "xtrim", a.logKey(), "maxlen", 0)
