@@ -553,7 +553,7 @@ func TestConnect_Errors(t *testing.T) {
 		// A password is cut.
 		"redis://u:secret/@127.0.0.1", "u:secret#@127.0.0.1", "redis://u:secret?@127.0.0.1", "redis://u:%secret@127.0.0.1", "redis://u:1:secret/@127.0.0.1",
 		"redis://:1/secret@127.0.0.1", "redis://:1?secret@127.0.0.1", "redis://:1#secret@127.0.0.1", "redis://u@127.0.0.1:1/secret@h?master_name=m",
-		"redis://:1?secret@127.0.0.1&addr=h", "unix://u:1/secret@/tmp/sock", "redis://127.0.0.1:77777#@127.0.0.1",
+		"redis://:1?secret@127.0.0.1&addr=h", "unix://u:1/secret@/sock", "redis://127.0.0.1:77777#@127.0.0.1",
 	} {
 		for _, args := range [][]string{{"ls", "ns"}, {"ls", "-redis", address, "ns"}} {
 			c.url = address
