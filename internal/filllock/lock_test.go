@@ -752,7 +752,7 @@ func TestSlowConnection(t *testing.T) {
 		} {
 			t.Run(what+" "+rights, func(t *testing.T) {
 				t.Parallel()
-				rdb, connect := s.Unconnected(t, false, user)
+				rdb, connect := s.Unconnected(t, user)
 				b := backend{rdb, s.Admin()}.fixture(t)
 				b.client = client.New(rdb, slowTimeout, func(context.Context, string, error) {}, nil, nil)
 				b.set(b.Keys.Lock, c.lock)

@@ -69,26 +69,21 @@ func launchCluster(bin string, nodeTimeout time.Duration, replicas bool) (*Clust
 }
 
 func (c *Cluster) launch(bin string, nodeTimeout time.Duration, replicas bool) error {
-	start := func(nodes *[]*Server) error {
-		node, err := launch(bin, plain([]string{
-			"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
-			"--cluster-node-timeout", strconv.FormatInt(nodeTimeout.Milliseconds(), 10),
-			"--cluster-announce-ip", "127.0.0.1", "--repl-diskless-sync-delay", "0",
-		}))
-		if err == nil {
-			*nodes = append(*nodes, node)
-		}
-		return err
+	kinds := []*[]*Server{&c.Nodes}
+	if replicas {
+		kinds = append(kinds, &c.Replicas)
 	}
-	for range clusterMasters {
-		if err := start(&c.Nodes); err != nil {
-			return err
-		}
-		if !replicas {
-			continue
-		}
-		if err := start(&c.Replicas); err != nil {
-			return err
+	for _, nodes := range kinds {
+		for range clusterMasters {
+			node, err := launch(bin, plain([]string{
+				"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
+				"--cluster-node-timeout", strconv.FormatInt(nodeTimeout.Milliseconds(), 10),
+				"--cluster-announce-ip", "127.0.0.1", "--repl-diskless-sync-delay", "0",
+			}))
+			if err != nil {
+				return err
+			}
+			*nodes = append(*nodes, node)
 		}
 	}
 	return nil

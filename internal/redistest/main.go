@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/pprof"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -100,17 +102,10 @@ func awaitNoLeak() (leaked string) {
 // strays returns the stacks of the goroutines, except the caller's, that run or were started by
 // code of this module or of its dependencies.
 func strays() string {
-	buf := make([]byte, 1<<20)
-	for {
-		n := runtime.Stack(buf, true)
-		if n < len(buf) {
-			buf = buf[:n]
-			break
-		}
-		buf = make([]byte, 2*len(buf))
-	}
+	var all strings.Builder
+	_ = pprof.Lookup("goroutine").WriteTo(&all, 2) // a Builder takes everything
 	var found []string
-	for i, stack := range strings.Split(string(buf), "\n\n") {
+	for i, stack := range strings.Split(all.String(), "\n\n") {
 		if i > 0 && isOurs(stack) { // the first stack is this goroutine's
 			found = append(found, stack)
 		}
@@ -119,15 +114,10 @@ func strays() string {
 }
 
 func isOurs(stack string) bool {
-	for _, path := range []string{
+	return slices.ContainsFunc([]string{
 		"github.com/singlefill/",
 		"github.com/redis/go-redis/",
 		"github.com/alicebob/miniredis/",
 		"golang.org/x/sync/",
-	} {
-		if strings.Contains(stack, path) {
-			return true
-		}
-	}
-	return false
+	}, func(path string) bool { return strings.Contains(stack, path) })
 }

@@ -32,7 +32,18 @@ const MasterName = "mymaster"
 // replica is promoted about 3 s after the death.
 func StartSentinel(t testing.TB, master *Server) *Server {
 	t.Helper()
-	s := start(t, watching(master))
+	s := start(t, func(port int, dir string) ([]string, error) { // it needs a file that it can rewrite
+		host, masterPort := master.hostPort()
+		config := fmt.Sprintf(`port %d
+bind 127.0.0.1
+dir %s
+sentinel monitor %[3]s %s %s 1
+sentinel down-after-milliseconds %[3]s 1000
+sentinel failover-timeout %[3]s 3000
+`, port, dir, MasterName, host, masterPort)
+		file := filepath.Join(dir, "sentinel.conf")
+		return []string{file, "--sentinel"}, os.WriteFile(file, []byte(config), 0o600)
+	})
 	ctx := context.Background()
 	Await(t, "the sentinel knows the replicas", func() bool {
 		info, err := master.admin.Info(ctx, "replication").Result()
@@ -45,21 +56,4 @@ func StartSentinel(t testing.TB, master *Server) *Server {
 		return says(known, "status=ok") && says(known, "slaves="+replicas+",")
 	})
 	return s
-}
-
-// watching returns the command line of a sentinel, which needs a configuration file that it can
-// rewrite.
-func watching(master *Server) func(port int, dir string) ([]string, error) {
-	return func(port int, dir string) ([]string, error) {
-		host, masterPort := master.hostPort()
-		config := fmt.Sprintf(`port %d
-bind 127.0.0.1
-dir %s
-sentinel monitor %[3]s %s %s 1
-sentinel down-after-milliseconds %[3]s 1000
-sentinel failover-timeout %[3]s 3000
-`, port, dir, MasterName, host, masterPort)
-		file := filepath.Join(dir, "sentinel.conf")
-		return []string{file, "--sentinel"}, os.WriteFile(file, []byte(config), 0o600)
-	}
 }

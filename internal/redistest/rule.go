@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"slices"
 	"strings"
 	"sync"
 )
@@ -115,11 +116,6 @@ func (r *Rule) fire() {
 // Command matches the commands with one of the names, in any case.
 func Command(names ...string) func(cmd []string) bool {
 	return func(cmd []string) bool {
-		for _, name := range names {
-			if strings.EqualFold(cmd[0], name) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(cmd[0], name) })
 	}
 }
