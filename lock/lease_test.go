@@ -27,7 +27,9 @@ const (
 	leaseWaits  = 500 * time.Millisecond // RedisTimeout
 )
 
-// A lease is renewed at a third of its life for as long as it is held.
+// A lease is renewed at a third of its life for as long as it is held, also by a server that forgets scripts.
+//
+//fault:script-flush
 func TestLease_Renewals(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		var e locktest.Events
@@ -36,6 +38,7 @@ func TestLease_Renewals(t *testing.T) {
 		begun := time.Now()
 		for range 10 {
 			time.Sleep(time.Minute)
+			redistest.Must(t, rdb.ScriptFlush(t.Context()).Err())
 			wantBusy(t, newLocker(t, kind, rdb, "n", nil))
 		}
 		wantHeld(t, lease)

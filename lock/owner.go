@@ -71,7 +71,7 @@ const (
 // Release and giving up write a mark. A command to acquire that is still in transit would otherwise
 // be granted without a caller. The marks of a name are one sorted set of at most 500, ordered by
 // the time at which they are forgotten. Marks of attempts with an unanswered command live twice as
-// long, so they go last. See TestAcquire_ArrivesAfterRelease and TestRelease_MarksAreBounded.
+// long, so they go last. See TestScripts_RandomSteps and TestRelease_MarksAreBounded.
 func (o *owner) markLife() time.Duration {
 	life := min(o.opts.TTL, maxMarkLife) + 2*o.opts.RedisTimeout
 	if o.inTransit {

@@ -97,6 +97,7 @@ var temporaryRefusals = []string{
 // traced once, and a later Release returns it.
 //
 //fault:refused-writes
+//fault:replica
 func TestRelease_NotAnswered(t *testing.T) {
 	type outage struct {
 		what  string

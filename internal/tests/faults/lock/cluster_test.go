@@ -22,11 +22,7 @@ import (
 func TestCluster_SlotMoves(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
-	var all []heldLock
-	for _, k := range locktest.Kinds {
-		all = append(all, hold(t, k, cluster.Client(t), k.Name, time.Second, 6*time.Second))
-	}
-	contested := contestAll(t, cluster.Client(t), all)
+	contested := contestAll(t, cluster.Client(t), holdAll(t, cluster.Client(t), time.Second, 6*time.Second))
 	renewals := make(map[string]int) // after the move
 	for _, c := range contested {
 		from := cluster.Owner(t, locktest.Key(c.Name))

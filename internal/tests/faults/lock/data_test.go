@@ -12,31 +12,6 @@ import (
 
 // A server that loses data.
 
-// Callers do not notice script flushes.
-//
-//fault:script-flush
-func TestAcquire_ScriptFlushes(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	flushes, stop := s.FlushScripts()
-	for _, k := range locktest.Kinds {
-		c := &locktest.Crowd{Kind: k}
-		for range 2 {
-			c.Lockers = append(c.Lockers, k.Locker(t, s.Client(t), k.Name, locktest.Patient, locktest.Long))
-		}
-		c.Run(t, 4, func(turns int) bool { return turns < 10 })
-		c.Want(t, 80)
-		k.WantFree(t, s, k.Name)
-	}
-	renewed := locktest.KindOf("semaphore").Locker(t, s.Client(t), "renewed", 500*time.Millisecond, 3*time.Second)
-	locktest.Take(t, renewed)
-	redistest.Await(t, "it is renewed", func() bool { return renewed.Count("renewed") > 0 })
-	stop()
-	if flushes.Load() < 10 || s.Calls("eval") == 0 {
-		t.Errorf("the fault has not come about: %v", s.AllCalls())
-	}
-}
-
 // When Redis forgets everything, also by a failover to a replica that does not know the leases, holders
 // learn it at their next renewal, and their release changes nothing. Waiters go on. The fences grow.
 //
@@ -102,25 +77,5 @@ func TestLease_RedisForgets(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// A restart that forgets nothing costs no lease.
-//
-//fault:restart-aof
-func TestLease_RestartWithAOF(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
-	all := contestAll(t, s.Client(t), holdAll(t, s, time.Second, 6*time.Second))
-	pid := s.Pid()
-	begun := time.Now()
-	s.Restart()
-	t.Logf("the restart took %v; TTL is 6 s", time.Since(begun).Round(time.Millisecond))
-	if s.Pid() == pid {
-		t.Error("the server was not restarted")
-	}
-	for _, c := range all {
-		c.handOver(t)
-		c.WantFree(t, s, c.Name)
 	}
 }

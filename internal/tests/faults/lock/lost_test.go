@@ -66,7 +66,7 @@ func eachWay(t *testing.T, run func(t *testing.T, p proxied, client func(*redis.
 //fault:reset
 func TestLease_LostOnce(t *testing.T) {
 	eachWay(t, func(t *testing.T, p proxied, client func(*redis.Options), fault func(string) *redistest.Rule) {
-		last := locktest.Take(t, p.direct())
+		last := locktest.Take(t, p.Locker(t, p.s.Client(t), p.name, locktest.Patient, locktest.Long))
 		locktest.Release(t, last)
 		for _, act := range []string{"acquire", "release"} {
 			rule := fault(act)
@@ -85,7 +85,9 @@ func TestLease_LostOnce(t *testing.T) {
 			if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) {
 				t.Errorf("the second Release = %v, want ErrLost", err)
 			}
-			wantTrace(t, l, 1, 1, 0)
+			if told := l.Transitions(); told != "acquired released" {
+				t.Errorf("Trace was told of %s", told)
+			}
 			p.wantFree()
 		}
 	})
@@ -156,7 +158,7 @@ func TestErrAmbiguous_LostReplyThenRefused(t *testing.T) {
 	})
 }
 
-// Commands that arrive late, or twice.
+// Commands that arrive late.
 
 // An acquire that arrives after its caller has given up takes nothing, also when nothing is known of its
 // attempt any more.
@@ -189,36 +191,12 @@ func TestAcquire_ArrivesAfterGivingUp(t *testing.T) {
 				if what == "after its mark" {
 					redistest.Do(t, p.s.Admin(), "del", locktest.Key(p.name)+":ended")
 				}
-				p.deliver(late)
+				before := p.s.Calls("evalsha")
+				late.Release()
+				redistest.Await(t, "the late command is executed", func() bool { return p.s.Calls("evalsha") > before })
 				p.wantNothing()
 				p.wantFree()
 			})
 		}
 	})
-}
-
-// An acquire that arrives after the lease of its second try was released takes nothing.
-//
-//fault:late-command
-func TestAcquire_ArrivesAfterRelease(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		p := behindProxy(t, k, redistest.Start(t))
-		late := p.on("acquire", redistest.HoldRequest).Times(1)
-		p.Command(t, p.s, "release")
-		got := k.Wait(t, p.through(locktest.Patient, redistest.NoRetry))
-		awaitFault(t, late)
-		p.proxy.Cut() // the second try is on another connection
-		locktest.Release(t, got())
-		p.deliver(late)
-		p.wantNothing()
-		p.wantFree()
-	})
-}
-
-// deliver delivers a late command, and waits until the server has executed it.
-func (p proxied) deliver(late *redistest.Rule) {
-	p.t.Helper()
-	before := p.s.Calls("evalsha")
-	late.Release()
-	redistest.Await(p.t, "the late command is executed", func() bool { return p.s.Calls("evalsha") > before })
 }

@@ -43,10 +43,10 @@ type heldLock struct {
 }
 
 // holdAll makes a heldLock of each kind. Tests in which time has to pass do it once for all kinds.
-func holdAll(t testing.TB, s *redistest.Server, redisTimeout, ttl time.Duration) (all []heldLock) {
+func holdAll(t testing.TB, rdb redis.UniversalClient, redisTimeout, ttl time.Duration) (all []heldLock) {
 	t.Helper()
 	for _, k := range locktest.Kinds {
-		all = append(all, hold(t, k, s.Client(t), k.Name, redisTimeout, ttl))
+		all = append(all, hold(t, k, rdb, k.Name, redisTimeout, ttl))
 	}
 	return all
 }
@@ -146,12 +146,6 @@ func (p proxied) through(redisTimeout time.Duration, change ...func(*redis.Optio
 	return p.Locker(p.t, p.proxy.Client(p.t, change...), p.name, redisTimeout, locktest.Long)
 }
 
-// direct makes a patient Locker that reaches the server without the proxy.
-func (p proxied) direct() *locktest.Locker {
-	p.t.Helper()
-	return p.Locker(p.t, p.s.Client(p.t), p.name, locktest.Patient, locktest.Long)
-}
-
 // fence returns the last fence, by the server.
 func (p proxied) fence() int64 {
 	number, _, _ := strings.Cut(p.s.Admin().Get(p.t.Context(), locktest.Key(p.name)+":fence").Val(), " ")
@@ -176,12 +170,4 @@ func (p proxied) wantNothing() {
 func (p proxied) wantFree() {
 	p.t.Helper()
 	p.WantFree(p.t, p.s, p.name)
-}
-
-// wantTrace checks how many transitions Trace was told of.
-func wantTrace(t testing.TB, l *locktest.Locker, acquired, released, lost int) {
-	t.Helper()
-	if a, r, n := l.Count("acquired"), l.Count("released"), l.Count("lost"); a != acquired || r != released || n != lost {
-		t.Errorf("Trace was told of %d acquired, %d released, %d lost; want %d, %d, %d", a, r, n, acquired, released, lost)
-	}
 }

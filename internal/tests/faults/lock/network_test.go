@@ -17,14 +17,6 @@ import (
 
 // A server that cannot be reached.
 
-// open makes a Locker with the default options.
-func open(t testing.TB, k locktest.Kind, rdb redis.UniversalClient) *lock.Locker {
-	t.Helper()
-	l, err := k.Open(rdb, k.Name, nil)
-	redistest.Must(t, err)
-	return l
-}
-
 // A missing server is ErrUnavailable, however long the client dials: it dials five times, with
 // pauses, so that RedisTimeout may pass without anything sent.
 //
@@ -34,52 +26,59 @@ func TestErrUnavailable_LongDials(t *testing.T) {
 	s := redistest.Start(t)
 	rdb := redis.NewClient(&redis.Options{Addr: s.Addr})
 	t.Cleanup(func() { _ = rdb.Close() })
-	held := make(map[string]*lock.Lease)
-	for _, k := range locktest.Kinds {
-		lease, err := open(t, k, rdb).Acquire(t.Context())
-		redistest.Must(t, err)
-		held[k.Name] = lease
-	}
+	all := holdAll(t, rdb, hasty, 10*time.Second)
 	s.Kill()
-	for _, k := range locktest.Kinds {
-		l := open(t, k, rdb)
-		if _, err := l.TryAcquire(t.Context()); !errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrAmbiguous) {
-			t.Errorf("%s: TryAcquire: %v, want ErrUnavailable", k.Name, err)
+	for _, h := range all {
+		if _, err := h.holder.TryAcquire(t.Context()); !errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrAmbiguous) {
+			t.Errorf("%s: TryAcquire: %v, want ErrUnavailable", h.Name, err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		if _, err := l.Acquire(ctx); !errors.Is(err, lock.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%s: Acquire: %v, want ErrUnavailable and the end of ctx", k.Name, err)
+		if _, err := h.holder.Acquire(ctx); !errors.Is(err, lock.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: Acquire: %v, want ErrUnavailable and the end of ctx", h.Name, err)
 		}
-		err := held[k.Name].Release(t.Context())
+		err := h.leases[0].Release(t.Context())
 		// The command may have been sent over the old connection.
 		if !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrAmbiguous) {
-			t.Errorf("%s: Release: %v", k.Name, err)
+			t.Errorf("%s: Release: %v", h.Name, err)
 		}
 	}
 }
 
-// A server that is frozen, asleep or silent for some time.
+// A server that is frozen, restarted or silent for some time.
 
-// A server that is frozen for less than TTL costs no lease.
+// A server that is frozen for less than TTL, or restarts and forgets nothing, costs no lease and no waiter its place.
 //
 //fault:short-freeze
-func TestLease_ShortFreeze(t *testing.T) {
+//fault:restart-aof
+func TestLease_ShortOutage(t *testing.T) {
 	t.Parallel()
-	s := redistest.Start(t)
-	all := holdAll(t, s, hasty, 9*time.Second)
-	s.Freeze()
-	for _, h := range all {
-		redistest.Await(t, "a renewal of each has failed", func() bool { return len(h.holder.Errors()["renew"]) >= h.Size })
-	}
-	s.Thaw()
-	for _, h := range all {
-		h.awaitRenewal(t)
-		if _, err := h.Locker(t, s.Client(t), h.Name, locktest.Patient, locktest.Long).TryAcquire(t.Context()); !errors.Is(err, lock.ErrBusy) {
-			t.Errorf("TryAcquire of another = %v, want ErrBusy", err)
-		}
-		h.release(t)
-		h.WantFree(t, s, h.Name)
+	for what, outage := range map[string]func(t *testing.T, s *redistest.Server, all []contestedLock){
+		"freeze": func(t *testing.T, s *redistest.Server, all []contestedLock) {
+			s.Freeze()
+			for _, c := range all {
+				redistest.Await(t, "a renewal of each has failed", func() bool { return len(c.holder.Errors()["renew"]) >= c.Size })
+			}
+			s.Thaw()
+		},
+		"restart": func(t *testing.T, s *redistest.Server, _ []contestedLock) {
+			pid := s.Pid()
+			s.Restart()
+			if s.Pid() == pid {
+				t.Error("the server was not restarted")
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+			all := contestAll(t, s.Client(t), holdAll(t, s.Client(t), hasty, 9*time.Second))
+			outage(t, s, all)
+			for _, c := range all {
+				c.handOver(t)
+				c.WantFree(t, s, c.Name)
+			}
+		})
 	}
 }
 

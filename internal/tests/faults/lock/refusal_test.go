@@ -43,6 +43,7 @@ var refusals = []refusal{
 // A server that answers with a refusal is ErrUnavailable and not ErrBusy, and has granted nothing.
 //
 //fault:busy-server
+//fault:replica
 //fault:refused-writes
 func TestErrUnavailable_Refusals(t *testing.T) {
 	for _, r := range refusals {
@@ -101,7 +102,7 @@ func (r refusal) want(t *testing.T, k locktest.Kind, what string, lease *lock.Le
 func TestLease_WithoutMemory(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	all := holdAll(t, s, time.Second, 9*time.Second)
+	all := holdAll(t, s.Client(t), time.Second, 9*time.Second)
 	redistest.Do(t, s.Admin(), "config", "set", "maxmemory", "1")
 	if err := s.Admin().Set(t.Context(), "x", "y", 0).Err(); !redis.IsOOMError(err) {
 		t.Fatalf("SET = %v, want OOM", err)
