@@ -2,6 +2,6 @@
 // a redis-server that it starts. The module is separate, so that users of singlefill do not
 // download the alternatives.
 //
-// scripts/bench runs it and writes the tables of docs/speed.md and docs/figures.md. On a machine that is used for other
-// work, only ratios are meaningful, and only between measurements of one race.
+// scripts/bench runs it and writes bench/results. On a machine that is used for other work, only ratios are meaningful,
+// and only between measurements of one race.
 package bench

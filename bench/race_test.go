@@ -3,6 +3,7 @@ package bench
 import (
 	"flag"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -53,9 +54,9 @@ func (r race) run(b *testing.B) {
 	}
 	for i, c := range r.contenders {
 		report(b, c.name, func(b *testing.B) {
-			b.ReportMetric(Median(times[i]), "ns/op")
+			b.ReportMetric(median(times[i]), "ns/op")
 			for _, base := range r.bases {
-				b.ReportMetric(Median(ratios(times[i], times[r.index(base)])), "×"+strings.ReplaceAll(base, " ", "_"))
+				b.ReportMetric(median(ratios(times[i], times[r.index(base)])), "×"+strings.ReplaceAll(base, " ", "_"))
 			}
 			if r.goroutines == 0 {
 				b.ReportMetric(allocs[i], "allocs")
@@ -120,6 +121,26 @@ func ratios(xs, ys []float64) []float64 {
 		rs[i] = xs[i] / ys[i]
 	}
 	return rs
+}
+
+// quantile returns the element of the sorted xs at the share q of their number: with 1 the largest. It returns 0 if xs
+// is empty.
+func quantile(xs []float64, q float64) float64 {
+	if len(xs) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(xs))
+	return sorted[min(int(q*float64(len(xs))), len(xs)-1)]
+}
+
+// median returns the middle of xs, the mean of the two in the middle if their number is even, or 0
+// if xs is empty.
+func median(xs []float64) float64 {
+	if len(xs) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(xs))
+	return (sorted[(len(xs)-1)/2] + sorted[len(xs)/2]) / 2
 }
 
 // rounds yields the number of each round, until -benchtime has passed or is reached as a count.

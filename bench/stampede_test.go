@@ -104,9 +104,9 @@ func manyStampedes(b *testing.B, processes, callers int, query time.Duration) {
 }
 
 func (s seen) reportExtra(b *testing.B) {
-	b.ReportMetric(Median(s.extra), "p50-ms")
-	b.ReportMetric(Quantile(s.extra, 0.99), "p99-ms")
-	b.ReportMetric(Quantile(s.extra, 1), "max-ms")
+	b.ReportMetric(median(s.extra), "p50-ms")
+	b.ReportMetric(quantile(s.extra, 0.99), "p99-ms")
+	b.ReportMetric(quantile(s.extra, 1), "max-ms")
 }
 
 // runHerds runs stampedes of the herds in turn, each with new keys, and returns their number. It runs
