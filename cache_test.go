@@ -333,22 +333,18 @@ func TestShutdown(t *testing.T) {
 		a.Want(t, "old")
 	})
 	run("many keys, and a load inside", time.Minute, func(t *testing.T, w world, shutdown func(error, time.Duration)) {
-		ended := make(chan error, 1)
-		go func() {
-			_, err := w.c.GetOrLoadMany(t.Context(), []string{"k", "l"}, func(ctx context.Context, keys []string) (map[string]string, error) {
-				_, err := w.c.GetOrLoad(ctx, "inner", cachetest.Takes(time.Minute, "late", nil))
-				returned := time.Now()
-				<-ctx.Done() // in the same instant, in any order
-				if waited := time.Since(returned); err == nil || waited > 0 {
-					t.Errorf("the load inside: %v, and the context of the ManyLoader ended %v later", err, waited)
-				}
-				time.Sleep(time.Second)
-				return map[string]string{"k": "late", "l": "late"}, nil
-			})
-			ended <- err
-		}()
+		call := cachetest.GoGetMany(t.Context(), w.c, []string{"k", "l"}, func(ctx context.Context, keys []string) (map[string]string, error) {
+			_, err := w.c.GetOrLoad(ctx, "inner", cachetest.Takes(time.Minute, "late", nil))
+			returned := time.Now()
+			<-ctx.Done() // in the same instant, in any order
+			if waited := time.Since(returned); err == nil || waited > 0 {
+				t.Errorf("the load inside: %v, and the context of the ManyLoader ended %v later", err, waited)
+			}
+			time.Sleep(time.Second)
+			return map[string]string{"k": "late", "l": "late"}, nil
+		})
 		shutdown(context.DeadlineExceeded, grace)
-		if err := <-ended; !errors.Is(err, singlefill.ErrClosed) {
+		if _, err := call.Result(t); !errors.Is(err, singlefill.ErrClosed) {
 			t.Errorf("GetOrLoadMany: %v", err)
 		}
 		time.Sleep(time.Minute)
@@ -360,8 +356,7 @@ func TestShutdown(t *testing.T) {
 	run("an audit", time.Minute, func(t *testing.T, w world, shutdown func(error, time.Duration)) {
 		w.c = cachetest.NewCacheIn(t, w.rdb, "ns", &singlefill.Options[string]{Audit: 1})
 		redistest.Must(t, w.c.Set(t.Context(), "k", "v"))
-		v, err := w.c.GetOrLoad(t.Context(), "k", cachetest.Takes(time.Minute, "late", nil))
-		cachetest.WantValue(t, v, err, "v")
+		cachetest.GoGet(t.Context(), w.c, "k", cachetest.Takes(time.Minute, "late", nil)).Want(t, "v")
 		ctx, cancel := context.WithTimeout(t.Context(), grace)
 		defer cancel()
 		begun := time.Now()

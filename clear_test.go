@@ -27,22 +27,13 @@ func TestClear(t *testing.T) {
 			cachetest.NewCacheIn(t, rdb, ns+":aX[b]", &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns+":a*b", &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns+":a*[b]:more", &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw),
 		}
 		hostile := []string{"}:lock", "a}:lock", "x}:loads", "{", "}"}
-		set := func(c *singlefill.Cache[string], keys []string) {
-			values := make(map[string]string)
-			for _, key := range keys {
-				values[key] = valueOf(key)
-			}
-			redistest.Must(t, c.SetMany(ctx, values))
-		}
 		many := append(manyKeys(600), hostile...)
-		set(c, many)
+		redistest.Must(t, c.SetMany(ctx, valuesOf(many)))
 		few := append(manyKeys(20), hostile...)
 		for _, c := range others {
-			set(c, few)
+			redistest.Must(t, c.SetMany(ctx, valuesOf(few)))
 		}
-		if _, err := c.GetOrLoad(ctx, "failed", cachetest.Fails[string](cachetest.ErrSource)); err != cachetest.ErrSource { // leaves a note in its lock
-			t.Fatal(err)
-		}
+		cachetest.GoGet(ctx, c, "failed", cachetest.Fails[string](cachetest.ErrSource)).WantErr(t, cachetest.ErrSource) // leaves a note in its lock
 		redistest.Must(t, c.Clear(ctx))
 		redistest.Await(t, "the values are gone", func() bool {
 			got, err := c.GetMany(ctx, many)
@@ -102,7 +93,7 @@ func TestClear_ThenAway(t *testing.T) {
 		old := s.Next(t)
 		redistest.Must(t, c.Clear(t.Context()))
 		m.SetError("LOADING dataset")
-		after := cachetest.GoGet(t.Context(), c, "k", func(context.Context, string) (string, error) { return "new", nil })
+		after := cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("new"))
 		synctest.Wait()
 		old.Give("old")
 		after.Want(t, "new")
@@ -126,10 +117,7 @@ func TestClear_Progress(t *testing.T) {
 		}
 	}}
 	c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, Trace: trace})
-	values := make(map[string]string)
-	for _, key := range manyKeys(5000) {
-		values[key] = valueOf(key)
-	}
+	values := valuesOf(manyKeys(5000))
 	redistest.Must(t, c.SetMany(ctx, values))
 	if err := c.Clear(ctx); err != context.Canceled {
 		t.Errorf("Clear: %v, want the end of its context", err)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -64,6 +63,12 @@ func TestCodec_RoundTrip(t *testing.T) {
 	})
 }
 
+// failures are how a method of a codec may fail.
+var failures = map[string]func(any) error{
+	"error": func(any) error { return errors.New("no") },
+	"panic": func(any) error { panic("a codec") },
+}
+
 // A value that cannot be encoded is returned to all callers that waited and not stored. Set of it returns
 // an error and leaves the value before it.
 //
@@ -71,10 +76,7 @@ func TestCodec_RoundTrip(t *testing.T) {
 func TestCodec_MarshalFails(t *testing.T) {
 	t.Parallel()
 	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
-		for name, marshal := range map[string]func(any) error{
-			"error": func(any) error { return errors.New("no") },
-			"panic": func(any) error { panic("a codec") },
-		} {
+		for name, marshal := range failures {
 			t.Run(name, func(t *testing.T) {
 				ns := redistest.Namespace(t)
 				var e cachetest.Events
@@ -118,16 +120,12 @@ func TestCodec_NotReadBack(t *testing.T) {
 	redistest.Must(t, err)
 	redistest.Must(t, c.Set(t.Context(), "k", "old"))
 	for _, v := range []any{many, map[int]string{1: "x"}} {
-		if err := c.Set(t.Context(), "k", v); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("what %T becomes cannot be read as interface {}", v)) {
-			t.Errorf("Set of a %T returns %v", v, err)
-		}
+		cachetest.WantErrText(t, "Set", c.Set(t.Context(), "k", v), fmt.Sprintf("what %T becomes cannot be read as interface {}", v))
 	}
 	cachetest.WantGet[any](t, c, "k", "old", nil)
 	redistest.Must(t, c.Set(t.Context(), "k", many[:n/10]))
-	if _, err := c.Get(t.Context(), "k"); err != nil {
-		t.Error(err)
-	}
-	redistest.Must(t, c.Close())
+	_, err = c.Get(t.Context(), "k")
+	redistest.Must(t, errors.Join(err, c.Close()))
 }
 
 // A value that cannot be decoded is loaded again.
@@ -136,18 +134,13 @@ func TestCodec_NotReadBack(t *testing.T) {
 func TestCodec_UnmarshalFails(t *testing.T) {
 	t.Parallel()
 	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
-		for name, unmarshal := range map[string]func(any) error{
-			"error": func(any) error { return errors.New("no") },
-			"panic": func(any) error { panic("a codec") },
-		} {
+		for name, unmarshal := range failures {
 			t.Run(name, func(t *testing.T) {
 				ns := redistest.Namespace(t)
 				good := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.JSON})
 				redistest.Must(t, good.Set(t.Context(), "k", "v"))
 				c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: cachetest.BadCodec{Codec: singlefill.JSON, OnUnmarshal: unmarshal}})
-				if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
-					t.Errorf("Get: %v, want ErrMiss", err)
-				}
+				cachetest.WantGet(t, c, "k", "", singlefill.ErrMiss)
 				cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("w")).Want(t, "w")
 				cachetest.WantGet(t, good, "k", "w", nil)
 				if n := c.Stats().BadValues; n != 2 {
@@ -194,9 +187,7 @@ func TestCodec_BytesOfAnother(t *testing.T) {
 					return nil
 				},
 				"many": func(key string) error {
-					_, err := writer.GetOrLoadMany(ctx, []string{key}, func(context.Context, []string) (map[string]string, error) {
-						return map[string]string{key: value}, nil
-					})
+					_, err := writer.GetOrLoadMany(ctx, []string{key}, cachetest.GivesMany(map[string]string{key: value}))
 					return err
 				},
 				"Expire": func(key string) error { return errors.Join(writer.Set(ctx, key, value), writer.Expire(ctx, key)) },
@@ -218,12 +209,11 @@ func TestCodec_BytesOfAnother(t *testing.T) {
 						return "loaded", loaded
 					})
 					bad := reader.Stats().BadValues - before
-					switch {
-					case own:
-						if got != value || err != nil || bad != 0 {
-							t.Errorf("%s: what %d has written, %d reads as %q, %v, with %d bad values", store, w, r, got, err, bad)
-						}
-					case err != loaded || err == nil && got != "loaded" || bad == 0:
+					good := got == value && err == nil && bad == 0
+					if !own {
+						good = err == loaded && (err != nil || got == "loaded") && bad > 0
+					}
+					if !good {
 						t.Errorf("%s: what %d has written, %d reads as %q, %v, with %d bad values", store, w, r, got, err, bad)
 					}
 				}
@@ -261,9 +251,7 @@ func TestCodec_CopiedEntry(t *testing.T) {
 		}{{here, ns, "bob"}, {there, elsewhere, "ann"}} {
 			redistest.Must(t, rdb.Set(ctx, to.ns+":{"+to.key+"}", data, time.Hour).Err())
 			cachetest.AwaitSeen(t, rdb, rdb, to.ns, to.key)
-			if v, err := to.Get(ctx, to.key); err != singlefill.ErrMiss {
-				t.Errorf("Get of the copy %s in %s: %+v, %v", to.key, to.ns, v, err)
-			}
+			cachetest.WantGet(t, to.Cache, to.key, person{}, singlefill.ErrMiss)
 			if n := to.Stats().BadValues; n != 1 {
 				t.Errorf("%d bad values, want 1", n)
 			}
@@ -349,9 +337,7 @@ func testForKey(t *testing.T, rdb redis.UniversalClient, codec singlefill.Codec)
 	redistest.Must(t, writer.Set(ctx, "set", named("set")))
 	redistest.Must(t, writer.SetMany(ctx, map[string]*person{"setmany": named("setmany")}))
 	cachetest.GoGet(ctx, writer, "load", cachetest.Gives(named("load"))).Want(t, named("load"))
-	_, err := writer.GetOrLoadMany(ctx, []string{"many"}, func(context.Context, []string) (map[string]*person, error) {
-		return map[string]*person{"many": named("many")}, nil
-	})
+	_, err := writer.GetOrLoadMany(ctx, []string{"many"}, cachetest.GivesMany(map[string]*person{"many": named("many")}))
 	redistest.Must(t, err)
 	want := make(map[string]*person)
 	var keys []string
@@ -388,9 +374,7 @@ func TestCodec_ForKeyIsLost(t *testing.T) {
 	keyed := cachetest.KeyedCodec{Codec: singlefill.MsgPack}
 	for _, codec := range []singlefill.Codec{unwrapping{keyed}, unwrapping{unwrapping{keyed}}, unwrapping{sealedBy(t, 1)}} {
 		_, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[string]{Codec: codec})
-		if err == nil || !strings.Contains(err.Error(), "ForKey") {
-			t.Errorf("%T around %T: %v", codec, codec.(unwrapping).Codec, err)
-		}
+		cachetest.WantErrText(t, fmt.Sprintf("New with %+v", codec), err, "ForKey")
 	}
 }
 
@@ -414,10 +398,7 @@ func TestCodec_Exits(t *testing.T) {
 	}
 	cachetest.RunInBubble(t, "Unmarshal", func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		writer := cachetest.NewCache(t, rdb, &cachetest.Raw)
-		values := make(map[string]string)
-		for _, key := range manyKeys(600) { // which takes several reads
-			values[key] = "v"
-		}
+		values := valuesOf(manyKeys(600)) // which takes several reads
 		redistest.Must(t, writer.SetMany(t.Context(), values))
 		var decoded atomic.Int64
 		reader := cachetest.NewCacheIn(t, rdb, writer.Namespace(), &singlefill.Options[string]{Codec: cachetest.BadCodec{
@@ -433,9 +414,7 @@ func TestCodec_Exits(t *testing.T) {
 			t.Errorf("%d keys are loaded", len(keys))
 			return nil, nil
 		})
-		if err != nil || !maps.Equal(got, values) {
-			t.Errorf("%d values, %v; want all", len(got), err)
-		}
+		wantMany(t, "the call", got, err, manyKeys(600)...)
 	})
 }
 
@@ -498,13 +477,8 @@ func TestBadBytes_AreAMiss(t *testing.T) {
 		for name, data := range garbage {
 			t.Run(name, func(t *testing.T) {
 				c := cachetest.NewCacheIn[int](t, rdb, ns+name, nil)
-				put := func() {
-					redistest.Must(t, rdb.Set(t.Context(), ns+name+":{k}", data, time.Hour).Err())
-				}
-				put()
-				if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
-					t.Errorf("Get: %v, want ErrMiss", err)
-				}
+				redistest.Must(t, rdb.Set(t.Context(), ns+name+":{k}", data, time.Hour).Err())
+				cachetest.WantGet(t, c, "k", 0, singlefill.ErrMiss)
 				cachetest.GoGet(t.Context(), c, "k", cachetest.Gives(7)).Want(t, 7)
 				cachetest.WantGet(t, c, "k", 7, nil)
 				if n := c.Stats().BadValues; n < 2 {

@@ -111,9 +111,7 @@ func TestGetOrLoad_ErrorThatPanics(t *testing.T) {
 			if remote, ok := errors.AsType[*singlefill.RemoteError](err); !ok || !strings.Contains(remote.Message, test.text) {
 				t.Errorf("another process got %v, want a RemoteError with %q", err, test.text)
 			}
-			_, err = c.GetOrLoadMany(t.Context(), []string{"k"}, func(context.Context, []string) (map[string]string, error) {
-				return nil, test.err
-			})
+			_, err = c.GetOrLoadMany(t.Context(), []string{"k"}, (&manySource{err: test.err}).load)
 			if many, ok := errors.AsType[*singlefill.ManyError](err); !ok || !identical(many.Errs["k"], test.err) {
 				t.Errorf("GetOrLoadMany: got %T, want a ManyError with the %T of the load", err, test.err)
 			}
@@ -147,13 +145,9 @@ func TestPanicError_EndlessValue(t *testing.T) {
 	if p, ok := errors.AsType[*singlefill.PanicError](err); !ok || !reflect.DeepEqual(p.Value, endless) {
 		t.Errorf("got %T, want a PanicError with the value", err)
 	}
-	if !strings.Contains(err.Error(), "map[string]interface {}") {
-		t.Errorf("the error says %q, want the type of the value", err)
-	}
-	panics := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: cachetest.BadCodec{Codec: singlefill.JSON, OnMarshal: func(any) error { panic(endless) }, OnUnmarshal: nil}})
-	if err := panics.Set(t.Context(), "k", "v"); err == nil || !strings.Contains(err.Error(), "map[string]interface {}") {
-		t.Errorf("Set returned %v, want the type of the value", err)
-	}
+	cachetest.WantErrText(t, "GetOrLoad", err, "map[string]interface {}") // the type of the value
+	panics := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: cachetest.BadCodec{Codec: singlefill.JSON, OnMarshal: func(any) error { panic(endless) }}})
+	cachetest.WantErrText(t, "Set", panics.Set(t.Context(), "k", "v"), "map[string]interface {}")
 }
 
 // LoadInfo.Queued is the time for which a load waited for a slot of MaxLoads.

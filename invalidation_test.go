@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"runtime"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -178,12 +177,6 @@ func TestDeleteIf(t *testing.T) {
 		ctx, ns := t.Context(), redistest.Namespace(t)
 		opts := &singlefill.Options[string]{Codec: singlefill.Raw, NotFoundTTL: time.Hour}
 		here, there := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
-		deleteIf := func(what string, c *singlefill.Cache[string], key string, info singlefill.ValueInfo, want bool) {
-			t.Helper()
-			if deleted, err := c.DeleteIf(ctx, key, info); deleted != want || err != nil {
-				t.Errorf("%s: DeleteIf = %t, %v, want %t", what, deleted, err, want)
-			}
-		}
 		info := func(c *singlefill.Cache[string], key string, load singlefill.Loader[string]) singlefill.ValueInfo {
 			t.Helper()
 			_, info, err := c.GetOrLoadInfo(ctx, key, load)
@@ -207,39 +200,45 @@ func TestDeleteIf(t *testing.T) {
 		if loaded != joined {
 			t.Errorf("infos of one value are %+v and %+v", loaded, joined)
 		}
-		deleteIf("loaded here, deleted there", there, "shared", loaded, true)
+		wantDeleteIf(t, there, "shared", loaded, true)
 		cachetest.WantStored(t, look, ns, "shared", "")
-		deleteIf("deleted before", here, "shared", joined, false)
+		wantDeleteIf(t, here, "shared", joined, false) // deleted before
 
 		info(here, "k", cachetest.Gives("v"))
 		found := info(there, "k", cachetest.Gives("v"))
-		deleteIf("another key", here, "other", found, false)
-		deleteIf("no entry", here, "k", singlefill.ValueInfo{}, false)
+		wantDeleteIf(t, here, "other", found, false)
+		wantDeleteIf(t, here, "k", singlefill.ValueInfo{}, false)
 		cachetest.WantStored(t, look, ns, "k", "v")
-		deleteIf("found there", here, "k", found, true)
+		wantDeleteIf(t, here, "k", found, true)
 		cachetest.WantStored(t, look, ns, "k", "")
 		redistest.Must(t, there.Set(ctx, "k", "v"))
-		deleteIf("set again", here, "k", found, false)
+		wantDeleteIf(t, here, "k", found, false) // set again
 		cachetest.WantStored(t, look, ns, "k", "v")
 
 		redistest.Must(t, here.Set(ctx, "expired", "v"))
 		cachetest.WantGet(t, there, "expired", "v", nil)
 		found = info(there, "expired", cachetest.Gives("v"))
 		redistest.Must(t, here.Expire(ctx, "expired"))
-		deleteIf("expired since", there, "expired", found, false)
+		wantDeleteIf(t, there, "expired", found, false)
 
 		none := info(here, "none", cachetest.Fails[string](singlefill.ErrNotFound))
-		deleteIf("ErrNotFound", there, "none", none, true)
+		wantDeleteIf(t, there, "none", none, true)
 		cachetest.WantStored(t, look, ns, "none", "")
 
-		if _, err := here.DeleteIf(ctx, "", found); err != singlefill.ErrEmptyKey {
-			t.Errorf("DeleteIf of the empty key: %v", err)
-		}
 		redistest.Must(t, there.Close())
-		if _, err := there.DeleteIf(ctx, "k", found); err != singlefill.ErrClosed {
-			t.Errorf("DeleteIf of a closed cache: %v", err)
+		_, ofNoKey := here.DeleteIf(ctx, "", found)
+		_, closed := there.DeleteIf(ctx, "k", found)
+		if ofNoKey != singlefill.ErrEmptyKey || closed != singlefill.ErrClosed {
+			t.Errorf("DeleteIf of the empty key: %v; of a closed cache: %v", ofNoKey, closed)
 		}
 	})
+}
+
+func wantDeleteIf(t testing.TB, c *singlefill.Cache[string], key string, info singlefill.ValueInfo, want bool) {
+	t.Helper()
+	if deleted, err := c.DeleteIf(t.Context(), key, info); deleted != want || err != nil {
+		t.Errorf("DeleteIf(%s) = %t, %v, want %t", key, deleted, err, want)
+	}
 }
 
 // DeleteIf supersedes the refresh of the entry that it removes, in any process, and no load of a newer one.
@@ -261,9 +260,7 @@ func TestDeleteIf_DuringLoad(t *testing.T) {
 				return err == nil && info.Stale
 			})
 			refresh := src.Next(t)
-			if deleted, err := deleter.DeleteIf(ctx, "k", info); !deleted || err != nil {
-				t.Fatalf("%s: DeleteIf = %t, %v", where, deleted, err)
-			}
+			wantDeleteIf(t, deleter, "k", info, true)
 			cachetest.WantGet(t, here, "k", "", singlefill.ErrMiss)
 			leaves, leave := context.WithCancel(ctx)
 			first := cachetest.GoGet(leaves, here, "k", src.Load)
@@ -272,9 +269,7 @@ func TestDeleteIf_DuringLoad(t *testing.T) {
 			leave()
 			first.WantErr(t, context.Canceled)
 			for range 3 {
-				if deleted, err := deleter.DeleteIf(ctx, "k", info); deleted || err != nil {
-					t.Errorf("%s, during a newer load: DeleteIf = %t, %v", where, deleted, err)
-				}
+				wantDeleteIf(t, deleter, "k", info, false)
 			}
 			if newer.Ctx.Err() != nil {
 				t.Errorf("%s: the newer load is cancelled", where)
@@ -308,8 +303,6 @@ func TestInvalidation_TraceLeaves(t *testing.T) {
 		"Expire":  func() error { return c.Expire(t.Context(), "k") },
 		"SetMany": func() error { return c.SetMany(t.Context(), map[string]string{"k": "v"}) },
 	} {
-		if err := do(); err == nil || !strings.Contains(err.Error(), "runtime.Goexit") {
-			t.Errorf("%s: %v", name, err)
-		}
+		cachetest.WantErrText(t, name, do(), "runtime.Goexit")
 	}
 }

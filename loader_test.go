@@ -131,9 +131,7 @@ func TestPanicError(t *testing.T) {
 				if test.value != nil && p.Value != test.value {
 					t.Errorf("Value is %v, want %v", p.Value, test.value)
 				}
-				if !strings.Contains(err.Error(), test.text) {
-					t.Errorf("the error says %q, want %q", err, test.text)
-				}
+				cachetest.WantErrText(t, "the call", err, test.text)
 				if !strings.Contains(string(p.Stack), "callLoader") {
 					t.Errorf("not the stack of the Loader:\n%s", p.Stack)
 				}
@@ -329,9 +327,7 @@ func TestErrRecursive_OwnKey(t *testing.T) {
 			if err != singlefill.ErrRecursive {
 				t.Errorf("got %v, want ErrRecursive itself", err)
 			}
-			_, err = c.GetOrLoadMany(ctx, []string{"other", key}, func(context.Context, []string) (map[string]string, error) {
-				return map[string]string{"other": "v"}, nil
-			})
+			_, err = c.GetOrLoadMany(ctx, []string{"other", key}, cachetest.GivesMany(map[string]string{"other": "v"}))
 			if many, ok := errors.AsType[*singlefill.ManyError](err); !ok || len(many.Errs) != 1 || many.Errs[key] != singlefill.ErrRecursive {
 				t.Errorf("GetOrLoadMany: %v, want ErrRecursive for one key", err)
 			}

@@ -89,9 +89,7 @@ func TestLock_RenewalsOfManyJoiners(t *testing.T) {
 			time.Sleep(15 * time.Millisecond)
 		}
 		callers.Wait()
-		if n := src.Loads.Load(); n != loads {
-			t.Errorf("%d loads, want %d", n, loads)
-		}
+		src.WantLoads(t, "all calls", loads)
 		if n := renewals.Load(); n > 10*loads {
 			t.Errorf("%d renewals of %d loads within 2s, want 10 for each at most", n, loads)
 		}
@@ -215,17 +213,10 @@ func TestUnlocked_LockInDoubtIsAbandoned(t *testing.T) {
 //fault:refused-writes
 func TestLock_RefusedRelease(t *testing.T) {
 	t.Parallel()
-	between := func(begin, end []any) func(testing.TB, *redistest.Server) func() {
-		return func(t testing.TB, s *redistest.Server) (mend func()) {
-			redistest.Do(t, s.Admin(), begin...)
-			return func() { redistest.Do(t, s.Admin(), end...) }
-		}
-	}
 	for says, fault := range map[string]func(t testing.TB, s *redistest.Server) (mend func()){
-		"MISCONF": redistest.FailSaves,
-		"NOREPLICAS": between([]any{"config", "set", "min-replicas-to-write", "1"},
-			[]any{"config", "set", "min-replicas-to-write", "0"}),
-		"READONLY": between([]any{"replicaof", "127.0.0.1", "1"}, []any{"replicaof", "no", "one"}),
+		"MISCONF":    redistest.FailSaves,
+		"NOREPLICAS": redistest.Config("min-replicas-to-write", "1", "0"),
+		"READONLY":   redistest.LoseMaster,
 	} {
 		t.Run(says, func(t *testing.T) {
 			t.Parallel()
@@ -320,10 +311,7 @@ func TestMaxFleetLoads_LoadsAtATime(t *testing.T) {
 						t.Errorf("%d loads without the limit", n)
 					}
 				}
-				redistest.Await(t, "no slot is held any more", func() bool {
-					n, err := rdb.Exists(t.Context(), fleetKey(ns)).Result()
-					return n == 0 && err == nil
-				})
+				redistest.Await(t, "no slot is held any more", func() bool { return !redistest.Exists(t, rdb, fleetKey(ns)) })
 			})
 		})
 	}
@@ -376,8 +364,8 @@ func TestMaxFleetLoads_SlotIsGivenBack(t *testing.T) {
 		} {
 			_, _ = c.GetOrLoad(t.Context(), how, load)
 			synctest.Wait()
-			if n, err := rdb.Exists(t.Context(), fleetKey("ns")).Result(); n != 0 || err != nil {
-				t.Errorf("after %s the slot is still held, %v", how, err)
+			if redistest.Exists(t, rdb, fleetKey("ns")) {
+				t.Errorf("after %s the slot is still held", how)
 			}
 		}
 	})

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,27 +24,21 @@ import (
 
 // A manySource has a ManyLoader whose answer is "value of key" for each key that it does not lack.
 type manySource struct {
+	cachetest.Count
 	takes time.Duration
 	lacks map[string]bool
 	err   error
 
-	mu            sync.Mutex
-	calls         [][]string // the keys of each, sorted
-	running, most int
+	mu    sync.Mutex
+	calls [][]string // the keys of each, sorted
 }
 
 func (s *manySource) load(_ context.Context, keys []string) (map[string]string, error) {
+	defer s.Begin()()
 	s.mu.Lock()
 	s.calls = append(s.calls, slices.Sorted(slices.Values(keys)))
-	s.running++
-	s.most = max(s.most, s.running)
 	s.mu.Unlock()
-	if s.takes > 0 {
-		time.Sleep(s.takes)
-	}
-	s.mu.Lock()
-	s.running--
-	s.mu.Unlock()
+	time.Sleep(s.takes)
 	values := make(map[string]string)
 	for _, key := range keys {
 		if !s.lacks[key] {
@@ -69,6 +62,14 @@ func (s *manySource) wantCalls(t testing.TB, what string, want ...[]string) {
 
 func valueOf(key string) string { return "value of " + key }
 
+func valuesOf(keys []string) map[string]string {
+	values := make(map[string]string)
+	for _, key := range keys {
+		values[key] = valueOf(key)
+	}
+	return values
+}
+
 // wantMany wants the values of keys, and no others, and no error.
 func wantMany(t testing.TB, what string, got map[string]string, err error, keys ...string) {
 	t.Helper()
@@ -81,11 +82,7 @@ func wantMany(t testing.TB, what string, got map[string]string, err error, keys 
 // wantFound is wantMany for a call with an error.
 func wantFound(t testing.TB, what string, got map[string]string, keys ...string) {
 	t.Helper()
-	want := make(map[string]string)
-	for _, key := range keys {
-		want[key] = valueOf(key)
-	}
-	if !maps.Equal(got, want) {
+	if want := valuesOf(keys); !maps.Equal(got, want) {
 		t.Errorf("%s: got %q, want %q", what, got, want)
 	}
 }
@@ -111,30 +108,6 @@ func manyKeys(n int) (keys []string) {
 		keys = append(keys, fmt.Sprintf("k%04d", i))
 	}
 	return keys
-}
-
-// A goMany is a GetOrLoadMany in a goroutine.
-type goMany struct {
-	done   chan struct{}
-	values map[string]string
-	err    error
-}
-
-func goGetMany(ctx context.Context, c *singlefill.Cache[string], keys []string,
-	load singlefill.ManyLoader[string]) *goMany {
-	g := &goMany{done: make(chan struct{})}
-	go func() {
-		defer close(g.done)
-		g.values, g.err = c.GetOrLoadMany(ctx, keys, load)
-	}()
-	return g
-}
-
-// want waits for the call, and wants the values of keys.
-func (g *goMany) want(t testing.TB, what string, keys ...string) {
-	t.Helper()
-	<-g.done
-	wantMany(t, what, g.values, g.err, keys...)
 }
 
 // The loader gets the keys that Redis does not have, once each. What it leaves out does not exist,
@@ -263,7 +236,7 @@ func TestGetOrLoadMany_SomeKeysFail(t *testing.T) {
 		traced.Trace = &singlefill.Trace{LoadDone: func(_ context.Context, i singlefill.LoadInfo) { infos = append(infos, i) }}
 		c, elsewhere := cachetest.NewCacheIn(t, rdb, "n", &traced), cachetest.NewCacheIn(t, rdb, "n", &opts)
 		failure := fmt.Errorf("row: %w", cachetest.ErrSource)
-		call := goGetMany(t.Context(), c, []string{"bad", "both", "gone", "good", "nil", "none"},
+		call := cachetest.GoGetMany(t.Context(), c, []string{"bad", "both", "gone", "good", "nil", "none"},
 			func(_ context.Context, keys []string) (map[string]string, error) {
 				time.Sleep(time.Second)
 				return map[string]string{"good": valueOf("good"), "both": "v", "nil": valueOf("nil")},
@@ -274,11 +247,11 @@ func TestGetOrLoadMany_SomeKeysFail(t *testing.T) {
 		synctest.Wait()
 		joined := cachetest.GoGet(t.Context(), c, "bad", cachetest.MustNotLoad[string](t))
 		away := cachetest.GoGet(t.Context(), elsewhere, "bad", cachetest.MustNotLoad[string](t))
-		<-call.done
-		wantFound(t, "the call", call.values, "good", "nil")
-		wantManyErrors(t, "the call", call.err, failure, "bad", "both")
+		got, err := call.Result(t)
+		wantFound(t, "the call", got, "good", "nil")
+		wantManyErrors(t, "the call", err, failure, "bad", "both")
 		joined.WantErr(t, failure)
-		_, err := away.Result(t)
+		_, err = away.Result(t)
 		if remote, ok := errors.AsType[*singlefill.RemoteError](err); !ok || !errors.Is(err, cachetest.ErrSource) || remote.Message != failure.Error() {
 			t.Errorf("another process got %v, want a RemoteError", err)
 		}
@@ -367,9 +340,7 @@ func TestGetOrLoadMany_StrayKeys(t *testing.T) {
 			t.Fatalf("%s: error %v, want one of each of the other two keys", what, err)
 		}
 		for _, key := range []string{"Foo", "none"} {
-			if err := many.Errs[key]; err == nil || !strings.Contains(err.Error(), `"foo"`) {
-				t.Errorf("%s: error %v, want one that names foo", key, err)
-			}
+			cachetest.WantErrText(t, key, many.Errs[key], `"foo"`)
 			cachetest.WantGet(t, c, key, "", singlefill.ErrMiss)
 		}
 		cachetest.WantGet(t, c, "asked", valueOf("asked"), nil)
@@ -419,17 +390,15 @@ func TestGetOrLoadMany_MeetsSingleCalls(t *testing.T) {
 
 			first := cachetest.GoGet(t.Context(), one, "a", single.Load)
 			a := single.Next(t)
-			call := goGetMany(t.Context(), many, []string{"a", "b"}, s.load)
+			call := cachetest.GoGetMany(t.Context(), many, []string{"a", "b"}, s.load)
 			time.Sleep(time.Second)
 			second := cachetest.GoGet(t.Context(), one, "b", cachetest.MustNotLoad[string](t))
 			time.Sleep(2 * time.Second)
-			select {
-			case <-call.done:
+			if len(call.Answer) > 0 {
 				t.Error("the call does not wait for the single one")
-			default:
 			}
 			a.Give(valueOf("a"))
-			call.want(t, "the call", "a", "b")
+			call.Want(t, valuesOf([]string{"a", "b"}))
 			first.Want(t, valueOf("a"))
 			second.Want(t, valueOf("b"))
 			s.wantCalls(t, "the call", []string{"b"})
@@ -440,7 +409,10 @@ func TestGetOrLoadMany_MeetsSingleCalls(t *testing.T) {
 
 // A loader gets MaxBatch keys at most. Its calls run at the same time, if MaxLoads allows.
 func TestGetOrLoadMany_MaxBatch(t *testing.T) {
-	for _, row := range []struct{ maxLoads, most int }{{-1, 3}, {2, 2}, {1, 1}} {
+	for _, row := range []struct {
+		maxLoads int
+		most     int64
+	}{{-1, 3}, {2, 2}, {1, 1}} {
 		cachetest.RunInBubble(t, fmt.Sprintf("MaxLoads %d", row.maxLoads), func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 			c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxBatch: 4,
 				MaxLoads: row.maxLoads})
@@ -449,8 +421,8 @@ func TestGetOrLoadMany_MaxBatch(t *testing.T) {
 			got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
 			wantMany(t, "the call", got, err, keys...)
 			s.wantCalls(t, "the call", keys[:4], keys[4:8], keys[8:])
-			if s.most != row.most {
-				t.Errorf("%d calls of the loader at once, want %d", s.most, row.most)
+			if most := s.Most.Load(); most != row.most {
+				t.Errorf("%d calls of the loader at once, want %d", most, row.most)
 			}
 		})
 	}
@@ -490,13 +462,13 @@ func TestGetOrLoadMany_Invalidation(t *testing.T) {
 				caches := cachetest.NewCaches(t, m, "ns", processes, &cachetest.Raw)
 				loads, invalidates := caches[0], caches[processes-1]
 				s := &manySource{takes: time.Second}
-				early := goGetMany(t.Context(), loads, []string{"a", "b"}, s.load)
+				early := cachetest.GoGetMany(t.Context(), loads, []string{"a", "b"}, s.load)
 				time.Sleep(time.Second / 2)
 				redistest.Must(t, invalidate(t.Context(), invalidates))
-				late := goGetMany(t.Context(), loads, []string{"a", "b"}, (&manySource{}).load)
-				early.want(t, "the early call", "a", "b")
-				<-late.done
-				redistest.Must(t, late.err)
+				late := cachetest.GoGetMany(t.Context(), loads, []string{"a", "b"}, (&manySource{}).load)
+				early.Want(t, valuesOf([]string{"a", "b"}))
+				_, err := late.Result(t)
+				redistest.Must(t, err)
 				fenced := int64(1)
 				if what == "Clear" {
 					fenced = 2
@@ -522,9 +494,8 @@ func TestGetOrLoadMany_Refresh(t *testing.T) {
 			s := new(manySource)
 			keys := manyKeys(50)
 			for range 2 { // the second one reads from memory
-				if _, err := c.GetOrLoadMany(t.Context(), keys, s.load); err != nil {
-					t.Fatal(err)
-				}
+				_, err := c.GetOrLoadMany(t.Context(), keys, s.load)
+				redistest.Must(t, err)
 				synctest.Wait()
 			}
 			s.wantCalls(t, "fresh", keys)
@@ -551,20 +522,16 @@ func TestLoadMany(t *testing.T) {
 		opts.LoadMany = together.load
 		c := cachetest.NewCache(t, rdb, opts)
 		keys := manyKeys(10)
-		if _, err := c.GetOrLoadMany(t.Context(), keys, s.load); err != nil {
-			t.Fatal(err)
-		}
+		_, err := c.GetOrLoadMany(t.Context(), keys, s.load)
+		redistest.Must(t, err)
 		s.wantCalls(t, "missing", keys)
 		time.Sleep(cachetest.StaleLife + time.Second)
 		for _, some := range [][]string{keys[:4], keys[2:9]} { // with a key that is missing
-			if _, err := c.GetOrLoadMany(t.Context(), append([]string{some[0] + " missing"}, some...), s.load); err != nil {
-				t.Fatal(err)
-			}
+			_, err := c.GetOrLoadMany(t.Context(), append([]string{some[0] + " missing"}, some...), s.load)
+			redistest.Must(t, err)
 			time.Sleep(time.Millisecond)
 		}
-		if _, err := c.GetOrLoad(t.Context(), keys[9], cachetest.MustNotLoad[string](t)); err != nil {
-			t.Fatal(err)
-		}
+		cachetest.GoGet(t.Context(), c, keys[9], cachetest.MustNotLoad[string](t)).Want(t, valueOf(keys[9]))
 		time.Sleep(time.Second)
 		together.wantCalls(t, "stale", keys)
 		s.wantCalls(t, "missing", []string{keys[0] + " missing"}, []string{keys[2] + " missing"})
@@ -603,14 +570,14 @@ func TestGetOrLoadMany_Superseded(t *testing.T) {
 		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		ctx, cancel := context.WithCancel(t.Context())
 		var inside context.Context
-		call := goGetMany(ctx, c, []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
+		call := cachetest.GoGetMany(ctx, c, []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
 			inside = ctx
 			<-ctx.Done()
 			return nil, ctx.Err()
 		})
 		synctest.Wait()
 		cancel()
-		<-call.done
+		_, _ = call.Result(t)
 		for _, key := range []string{"a", "b"} {
 			synctest.Wait()
 			if inside.Err() != nil {
@@ -816,9 +783,7 @@ func TestGetMany(t *testing.T) {
 		ctx := t.Context()
 		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		redistest.Must(t, c.SetMany(ctx, map[string]string{"a": valueOf("a"), "b": valueOf("b")}))
-		if _, err := c.GetOrLoad(ctx, "none", cachetest.Fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
-			t.Fatal(err)
-		}
+		cachetest.GoGet(ctx, c, "none", cachetest.Fails[string](singlefill.ErrNotFound)).WantErr(t, singlefill.ErrNotFound)
 		got, err := c.GetMany(ctx, []string{"a", "missing", "b", "a", "none"})
 		wantMany(t, "the call", got, err, "a", "b")
 		got, err = c.GetMany(ctx, nil)
@@ -863,11 +828,7 @@ func TestSetMany(t *testing.T) {
 		s := cachetest.NewSource[string](t)
 		call := cachetest.GoGet(ctx, c, "a", s.Load)
 		load := s.Next(t)
-		values := make(map[string]string)
-		for _, key := range manyKeys(300) {
-			values[key] = valueOf(key)
-		}
-		values["a"] = valueOf("a")
+		values := valuesOf(append(manyKeys(300), "a"))
 		redistest.Must(t, c.SetMany(ctx, values))
 		load.Give("loaded before")
 		call.Want(t, "loaded before")
@@ -903,9 +864,7 @@ func TestSetMany_BadValue(t *testing.T) {
 	if !errors.As(err, &many) || len(many.Errs) != 1 || many.Errs["bad"] == nil {
 		t.Errorf("error %v, want one of the bad key", err)
 	}
-	if v, err := c.Get(t.Context(), "good"); v != "v" || err != nil {
-		t.Errorf("good is %v, %v", v, err)
-	}
+	cachetest.WantGet[any](t, c, "good", "v", nil)
 }
 
 // A ManyLoader that never returns costs the keys that it was called for LoadTimeout, which their errors
@@ -921,7 +880,7 @@ func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 		held := src.Next(t)
 		hang := make(chan struct{})
 		hanging := manyKeys(50)
-		call := goGetMany(t.Context(), c, append(hanging, "waits"), func(_ context.Context, keys []string) (map[string]string, error) {
+		call := cachetest.GoGetMany(t.Context(), c, append(hanging, "waits"), func(_ context.Context, keys []string) (map[string]string, error) {
 			if !slices.Contains(keys, "waits") {
 				<-hang
 			}
@@ -929,10 +888,10 @@ func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 		})
 		time.Sleep(13 * time.Second)
 		redistest.Must(t, other.Delete(t.Context(), "waits"))
-		<-call.done
-		wantFound(t, "the call", call.values, "waits")
-		wantManyErrors(t, "the call", call.err, context.DeadlineExceeded, hanging...)
-		for _, err := range call.err.(*singlefill.ManyError).Errs {
+		got, err := call.Result(t)
+		wantFound(t, "the call", got, "waits")
+		wantManyErrors(t, "the call", err, context.DeadlineExceeded, hanging...)
+		for _, err := range err.(*singlefill.ManyError).Errs {
 			if want := "singlefill: the load took longer than LoadTimeout (12s): context deadline exceeded"; err.Error() != want {
 				t.Errorf("error %q, want %q", err, want)
 			}
@@ -958,7 +917,8 @@ func TestGetOrLoadMany_SlowStore(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				opts := &singlefill.Options[string]{
-					Codec: slowCodec{singlefill.Raw, x.encode}, LockTTL: 5 * time.Second, LoadTimeout: 30 * time.Second, RedisTimeout: 500 * time.Millisecond,
+					Codec:   cachetest.BadCodec{Codec: singlefill.Raw, OnMarshal: func(any) error { time.Sleep(x.encode); return nil }},
+					LockTTL: 5 * time.Second, LoadTimeout: 30 * time.Second, RedisTimeout: 500 * time.Millisecond,
 				}
 				here := cachetest.NewCacheIn(t, rdb, "ns", opts)
 				there := cachetest.NewCaches(t, m, "ns", 1, opts)[0]
@@ -983,10 +943,7 @@ func TestGetOrLoadMany_SlowStore(t *testing.T) {
 					}
 					return values, nil
 				}
-				keys := make([]string, x.keys)
-				for i := range keys {
-					keys[i] = strconv.Itoa(i)
-				}
+				keys := manyKeys(x.keys)
 				var both sync.WaitGroup
 				for _, c := range []*singlefill.Cache[string]{here, there} {
 					both.Go(func() {
@@ -1003,14 +960,4 @@ func TestGetOrLoadMany_SlowStore(t *testing.T) {
 			})
 		})
 	}
-}
-
-type slowCodec struct {
-	singlefill.Codec
-	takes time.Duration
-}
-
-func (c slowCodec) Marshal(v any) ([]byte, error) {
-	time.Sleep(c.takes)
-	return c.Codec.Marshal(v)
 }

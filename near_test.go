@@ -31,21 +31,11 @@ func awaitNear[T any](t testing.TB, c *singlefill.Cache[T], key string, load sin
 	redistest.Await(t, key+" is served from memory", func() bool {
 		before := c.Stats().NearHits
 		var err error
-		if v, err = c.GetOrLoad(context.Background(), key, load); err != nil {
-			t.Fatal(err)
-		}
+		v, err = c.GetOrLoad(context.Background(), key, load)
+		redistest.Must(t, err)
 		return c.Stats().NearHits > before
 	})
 	return v
-}
-
-// awaitValue asks until the cache returns want.
-func awaitValue(t testing.TB, c *singlefill.Cache[string], key, want string, load singlefill.Loader[string]) {
-	t.Helper()
-	redistest.Await(t, key+" is "+want, func() bool {
-		v, err := c.GetOrLoad(context.Background(), key, load)
-		return err == nil && v == want
-	})
 }
 
 // A hit in memory sends no command. What Delete, Set, Expire and Refresh change is seen at once in their own
@@ -75,28 +65,24 @@ func TestNear_Invalidations(t *testing.T) {
 			{"Delete of many", func() error { return here.Delete(ctx, "a", "k", "b") }},
 			{"DeleteIf", func() error {
 				_, info, err := here.GetOrLoadInfo(ctx, "k", load)
-				if err != nil {
-					return err
-				}
-				if deleted, err := here.DeleteIf(ctx, "k", info); !deleted || err != nil {
-					return fmt.Errorf("deleted %t, %w", deleted, err)
-				}
-				return nil
+				wantDeleteIf(t, here, "k", info, true)
+				return err
 			}},
 		} {
-			awaitNear(t, here, "k", load)
-			awaitNear(t, there, "k", load)
-			source = fmt.Sprintf("v%d", i+2)
-			if err := change.change(); err != nil {
-				t.Fatalf("%s: %v", change.name, err)
-			}
-			if v, err := here.GetOrLoad(ctx, "k", load); v != source || err != nil {
-				t.Errorf("after %s, in the same process: %q, %v; want %q", change.name, v, err, source)
-			}
-			awaitValue(t, there, "k", source, load)
-			if v, err := there.Get(ctx, "k"); v != source || err != nil {
-				t.Errorf("after %s, Get in another process: %q, %v; want %q", change.name, v, err, source)
-			}
+			t.Run(change.name, func(t *testing.T) {
+				awaitNear(t, here, "k", load)
+				awaitNear(t, there, "k", load)
+				source = fmt.Sprintf("v%d", i+2)
+				redistest.Must(t, change.change())
+				cachetest.GoGet(ctx, here, "k", load).Want(t, source) // at once, in the same process
+				redistest.Await(t, "another process has the new value", func() bool {
+					v, err := there.GetOrLoad(ctx, "k", load)
+					return err == nil && v == source
+				})
+				if v, err := there.Get(ctx, "k"); v != source || err != nil {
+					t.Errorf("Get in another process: %q, %v; want %q", v, err, source)
+				}
+			})
 		}
 	})
 }
@@ -125,9 +111,7 @@ func TestNear_Commands(t *testing.T) {
 		time.Sleep(time.Minute)
 		cachetest.WantCommands(t, m, "half an hour without a call", 0, 0, func() { time.Sleep(time.Hour / 2) })
 		redistest.Must(t, c.Close())
-		if _, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v")); err != singlefill.ErrClosed {
-			t.Errorf("GetOrLoad after Close: %v", err)
-		}
+		cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).WantErr(t, singlefill.ErrClosed)
 	})
 }
 
@@ -141,9 +125,7 @@ func TestNear_NotFoundAndStale(t *testing.T) {
 		cachetest.Ask(t.Context(), c, "warm", cachetest.Gives("v"))
 		synctest.Wait()
 		for range 3 {
-			if _, err := c.GetOrLoad(t.Context(), "none", cachetest.Fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
-				t.Errorf("GetOrLoad: %v", err)
-			}
+			cachetest.GoGet(t.Context(), c, "none", cachetest.Fails[string](singlefill.ErrNotFound)).WantErr(t, singlefill.ErrNotFound)
 		}
 		if _, err := c.Get(t.Context(), "none"); err != singlefill.ErrNotFound || c.Stats().NearHits != 3 {
 			t.Errorf("Get: %v; %+v", err, c.Stats())
@@ -233,13 +215,13 @@ func TestNear_FailedRefresh(t *testing.T) {
 			t.Errorf("Refresh returns %v, want that its store was not answered", err)
 		}
 		atTheStore.On.Store(false)
-		v, err := here.GetOrLoad(ctx, "k", cachetest.Gives("new"))
-		cachetest.WantValue(t, v, err, "new")
-		for range 61 { // the other process learns it within MaxLag, and stays awake
+		cachetest.GoGet(ctx, here, "k", cachetest.Gives("new")).Want(t, "new")
+		for range 60 { // the other process learns it within MaxLag, and stays awake
 			time.Sleep(time.Minute)
-			v, err = there.GetOrLoad(ctx, "k", cachetest.MustNotLoad[string](t))
+			cachetest.Ask(ctx, there, "k", cachetest.MustNotLoad[string](t))
 		}
-		cachetest.WantValue(t, v, err, "new")
+		time.Sleep(time.Minute)
+		cachetest.GoGet(ctx, there, "k", cachetest.MustNotLoad[string](t)).Want(t, "new")
 	})
 }
 
@@ -318,19 +300,13 @@ func TestNear_Fallback(t *testing.T) {
 	if v != "v" || err != nil || !info.Stale || info.Err != cachetest.ErrSource {
 		t.Errorf("%q, %+v, %v; want the value as stale, because of the source", v, info, err)
 	}
-	if _, err := c.GetOrLoad(t.Context(), "other", cachetest.Fails[string](cachetest.ErrSource)); err != cachetest.ErrSource {
-		t.Errorf("of a key that is not in memory: %v", err)
-	}
-	if v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("new")); v != "new" || err != nil {
-		t.Errorf("%q, %v; want the new value of the source", v, err)
-	}
+	cachetest.GoGet(t.Context(), c, "not in memory", cachetest.Fails[string](cachetest.ErrSource)).WantErr(t, cachetest.ErrSource)
+	cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("new")).Want(t, "new")
 	if n := c.Stats(); n.NearHits != hits {
 		t.Errorf("%d hits in memory without a proof", n.NearHits-hits)
 	}
 	for _, failure := range []error{fmt.Errorf("revoked (%w)", singlefill.ErrNoStale), cachetest.ErrSource} {
-		if v, err := c.GetOrLoad(t.Context(), "k", cachetest.Fails[string](failure)); err != failure {
-			t.Errorf("%q, %v; want the error %v", v, err, failure)
-		}
+		cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](failure)).WantErr(t, failure)
 	}
 	p.BlackHole(false)
 	awaitNear(t, c, "k", cachetest.Gives("v"))
@@ -390,14 +366,12 @@ func TestNearRules_InTransit(t *testing.T) {
 				answered(cmds...)
 				return err
 			}))
-			if _, err := here.GetOrLoad(ctx, "k", cachetest.Gives("old")); err != nil {
-				t.Error(err)
-			}
+			_, err := here.GetOrLoad(ctx, "k", cachetest.Gives("old"))
+			redistest.Must(t, err)
 			if !done.Load() {
 				t.Error("nothing was deleted")
 			}
-			v, err := here.GetOrLoad(ctx, "k", cachetest.Gives("new"))
-			cachetest.WantValue(t, v, err, "new")
+			cachetest.GoGet(ctx, here, "k", cachetest.Gives("new")).Want(t, "new")
 		})
 	}
 }
@@ -415,8 +389,7 @@ func TestNearRules_OwnInvalidation(t *testing.T) {
 		} {
 			awaitNear(t, c, "k", cachetest.Gives("old"))
 			redistest.Must(t, change())
-			v, err := c.GetOrLoad(ctx, "k", cachetest.Gives("new"))
-			if cachetest.WantValue(t, v, err, "new"); t.Failed() {
+			if cachetest.GoGet(ctx, c, "k", cachetest.Gives("new")).Want(t, "new"); t.Failed() {
 				t.Fatal(name)
 			}
 			redistest.Must(t, c.Delete(ctx, "k"))
@@ -443,8 +416,7 @@ func TestNearRules_DeletedElsewhere(t *testing.T) {
 			if deleted != (i == 0) || (written > 0) != deleted || err != nil {
 				t.Errorf("process %d: DeleteIf = %t, %v, and %d records", i, deleted, err, written)
 			}
-			v, err := c.GetOrLoad(ctx, "k", cachetest.Gives("new"))
-			cachetest.WantValue(t, v, err, "new")
+			cachetest.GoGet(ctx, c, "k", cachetest.Gives("new")).Want(t, "new")
 		}
 	})
 }
@@ -466,11 +438,8 @@ func TestNearRules_NoProof(t *testing.T) {
 		rdb.AddHook(redistest.Trips(func([]redis.Cmder) error { time.Sleep(2 * time.Millisecond); return nil }))
 		hasty, cancel := context.WithTimeout(ctx, time.Millisecond) // which says nothing about Redis
 		defer cancel()
-		if v, err := here.GetOrLoad(hasty, "k", cachetest.Gives("new")); err != context.DeadlineExceeded {
-			t.Errorf("before Redis has answered: %q, %v", v, err)
-		}
-		v, err := here.GetOrLoad(ctx, "k", cachetest.Gives("new"))
-		cachetest.WantValue(t, v, err, "new")
+		cachetest.GoGet(hasty, here, "k", cachetest.Gives("new")).WantErr(t, context.DeadlineExceeded)
+		cachetest.GoGet(ctx, here, "k", cachetest.Gives("new")).Want(t, "new")
 	})
 }
 
@@ -537,8 +506,7 @@ func TestNearRules_OtherProcess(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				v, err := here.GetOrLoad(ctx, "k", load)
-				cachetest.WantValue(t, v, err, "new")
+				cachetest.GoGet(ctx, here, "k", load).Want(t, "new")
 			})
 		}
 	}
@@ -588,14 +556,9 @@ func TestNearRules_ReadsFromReplicas(t *testing.T) {
 		awaitNear(t, here, "a", cachetest.Gives("old"))
 		redistest.Must(t, there.Delete(ctx, "a", "b"))
 		time.Sleep(5 * time.Second)
-		v, err := here.GetOrLoad(ctx, "a", cachetest.Gives("new"))
-		cachetest.WantValue(t, v, err, "new")
-		all, err := here.GetOrLoadMany(ctx, []string{"a", "b"}, func(context.Context, []string) (map[string]string, error) {
-			return map[string]string{"b": "new"}, nil
-		})
-		if err != nil || all["a"] != "new" || all["b"] != "new" {
-			t.Errorf("%v, %v; want new values", all, err)
-		}
+		cachetest.GoGet(ctx, here, "a", cachetest.Gives("new")).Want(t, "new")
+		all, err := here.GetOrLoadMany(ctx, []string{"a", "b"}, cachetest.GivesMany(map[string]string{"b": "new"}))
+		cachetest.WantValue(t, all, err, map[string]string{"a": "new", "b": "new"})
 	})
 }
 

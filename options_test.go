@@ -145,9 +145,7 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 		}
 	}
 	_, err := singlefill.New[map[string]struct{ Body io.Reader }](rdb, fine, time.Minute, nil)
-	if err == nil || !strings.Contains(err.Error(), "cannot store T[].Body, of type io.Reader") {
-		t.Errorf("New with a part that cannot be stored returned %v", err)
-	}
+	cachetest.WantErrText(t, "New with a part that cannot be stored", err, "cannot store T[].Body, of type io.Reader")
 }
 
 // New copies its options and does not change them.
@@ -188,11 +186,8 @@ func TestNew_ExtremeTTLs(t *testing.T) {
 			c, err := singlefill.New(rdb, ns, ttl, cachetest.PatientOptions(&singlefill.Options[string]{Jitter: 0.999, StaleIfError: time.Hour}))
 			redistest.Must(t, err)
 			key := ttl.String()
-			v, err := c.GetOrLoad(t.Context(), key, cachetest.Gives("v"))
-			cachetest.WantValue(t, v, err, "v")
-			if err := c.Set(t.Context(), key, "v"); err != nil {
-				t.Errorf("Set with ttl %v: %v", ttl, err)
-			}
+			cachetest.GoGet(t.Context(), c, key, cachetest.Gives("v")).Want(t, "v")
+			redistest.Must(t, c.Set(t.Context(), key, "v"))
 			_ = c.Close()
 			if s := c.Stats(); s.Stored != 1 || s.StoreErrors != 0 || s.RedisErrors != 0 {
 				t.Errorf("ttl %v: %+v, want the value stored", ttl, s)
@@ -280,12 +275,10 @@ func TestTTLFunc_FieldThatIsNotStored(t *testing.T) {
 	})
 	redistest.Must(t, err)
 	defer c.Close()
-	_, err = c.GetOrLoad(t.Context(), "a", func(context.Context, string) (session, error) { return session{"ada", 7 * time.Minute}, nil })
-	redistest.Must(t, err)
+	ada := session{"ada", 7 * time.Minute}
+	cachetest.GoGet(t.Context(), c, "a", cachetest.Gives(ada)).Want(t, ada)
 	if got := m.TTL("sessions:{a}"); got > 7*time.Minute || got < 6*time.Minute { // without TTLFunc an hour
 		t.Errorf("the value lives for %v", got)
 	}
-	if got, err := c.Get(t.Context(), "a"); err != nil || got != (session{User: "ada"}) {
-		t.Errorf("Get returns %+v, %v", got, err)
-	}
+	cachetest.WantGet(t, c, "a", session{User: "ada"}, nil)
 }

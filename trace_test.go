@@ -98,11 +98,11 @@ func TestTrace_ContextOfABadValue(t *testing.T) {
 	redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err())
 	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), tenant{}, "t"), time.Hour)
 	defer cancel()
-	if _, err := c.Get(ctx, "k"); err != singlefill.ErrMiss {
+	_, err := c.Get(ctx, "k")
+	if err != singlefill.ErrMiss {
 		t.Fatal(err)
 	}
-	v, err := c.GetOrLoad(ctx, "k", cachetest.Gives("v"))
-	cachetest.WantValue(t, v, err, "v")
+	cachetest.GoGet(ctx, c, "k", cachetest.Gives("v")).Want(t, "v")
 	if err := c.Close(); err != nil || len(bad) < 2 {
 		t.Fatalf("%v, %d bad values", err, len(bad))
 	}
@@ -219,9 +219,7 @@ func TestTrace_ShareDone(t *testing.T) {
 		time.Sleep(time.Second)
 		ctx, cancel := context.WithTimeout(who("the third"), time.Second)
 		defer cancel()
-		if _, err := c.GetOrLoad(ctx, "k", src.Load); err != context.DeadlineExceeded {
-			t.Errorf("err = %v, want that of the deadline", err)
-		}
+		cachetest.GoGet(ctx, c, "k", src.Load).WantErr(t, context.DeadlineExceeded)
 		load.Give("v")
 		first.Want(t, "v")
 		second.Want(t, "v")

@@ -19,6 +19,13 @@ func Config(setting, refusing, serving string) func(t testing.TB, s *Server) (me
 	}
 }
 
+// LoseMaster makes a server the replica of a port without a server, until mend is called.
+func LoseMaster(t testing.TB, s *Server) (mend func()) {
+	t.Helper()
+	Do(t, s.admin, "replicaof", "127.0.0.1", 1)
+	return func() { Do(t, s.admin, "replicaof", "no", "one") }
+}
+
 // FailSaves makes a server fail to save, and so refuse writes with MISCONF, until mend is called.
 func FailSaves(t testing.TB, s *Server) (mend func()) {
 	t.Helper()

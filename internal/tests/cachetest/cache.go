@@ -191,7 +191,7 @@ type Source struct {
 
 // Load is a Loader.
 func (s *Source) Load(_ context.Context, key string) (string, error) {
-	defer s.begin()()
+	defer s.Begin()()
 	if s.During != nil {
 		s.During(key)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,7 +15,7 @@ import (
 
 // Calls.
 
-// A Call is a GetOrLoad in a goroutine.
+// A Call is a GetOrLoad, or a GetOrLoadMany, in a goroutine.
 type Call[T any] struct {
 	Answer chan Ending[T]
 	joined <-chan struct{} // closed when the call waits
@@ -26,6 +27,17 @@ func GoGet[T any](ctx context.Context, c *singlefill.Cache[T], key string, load 
 	go func() {
 		v, err := c.GetOrLoad(redistest.OnDone(ctx, func() { close(joined) }), key, load)
 		a.Answer <- Ending[T]{v, err}
+	}()
+	return a
+}
+
+// GoGetMany is GoGet of many keys. The call has no Waits.
+func GoGetMany[T any](ctx context.Context, c *singlefill.Cache[T], keys []string,
+	load singlefill.ManyLoader[T]) *Call[map[string]T] {
+	a := &Call[map[string]T]{Answer: make(chan Ending[map[string]T], 1)}
+	go func() {
+		values, err := c.GetOrLoadMany(ctx, keys, load)
+		a.Answer <- Ending[map[string]T]{values, err}
 	}()
 	return a
 }
@@ -61,6 +73,14 @@ func WantValue[T any](t testing.TB, v T, err error, want T) {
 	t.Helper()
 	if err != nil || !reflect.DeepEqual(v, want) {
 		t.Errorf("got %#v, %v; want %#v", v, err, want)
+	}
+}
+
+// WantErrText wants an error whose text contains text.
+func WantErrText(t testing.TB, what string, err error, text string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("%s: got error %v, want one with %q", what, err, text)
 	}
 }
 

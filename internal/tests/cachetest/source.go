@@ -20,6 +20,11 @@ func Gives[T any](value T) singlefill.Loader[T] {
 	return func(context.Context, string) (T, error) { return value, nil }
 }
 
+// GivesMany is Gives for many keys. It leaves out what is not in values.
+func GivesMany[T any](values map[string]T) singlefill.ManyLoader[T] {
+	return func(context.Context, []string) (map[string]T, error) { return values, nil }
+}
+
 func Fails[T any](err error) singlefill.Loader[T] {
 	return func(context.Context, string) (T, error) { var zero T; return zero, err }
 }
@@ -100,7 +105,8 @@ type Count struct {
 	running atomic.Int64
 }
 
-func (c *Count) begin() (end func()) {
+// Begin counts a load until end is called.
+func (c *Count) Begin() (end func()) {
 	c.Loads.Add(1)
 	n := c.running.Add(1)
 	for most := c.Most.Load(); n > most && !c.Most.CompareAndSwap(most, n); most = c.Most.Load() {
@@ -118,7 +124,7 @@ type TimedSource struct {
 }
 
 func (s *TimedSource) Load(ctx context.Context, _ string) (string, error) {
-	defer s.begin()()
+	defer s.Begin()()
 	if !s.Heeds {
 		time.Sleep(s.Takes)
 		return s.Value, s.Err

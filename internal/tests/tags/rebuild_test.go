@@ -52,9 +52,7 @@ func TestDeleteTag_Rebuild(t *testing.T) {
 		}
 		redistest.Must(t, c.SetMany(ctx, values))
 		for _, key := range []string{"none", "none2"} {
-			if _, err := c.GetOrLoad(ctx, key, cachetest.Fails[string](singlefill.ErrNotFound)); !errors.Is(err, singlefill.ErrNotFound) {
-				t.Fatal(err)
-			}
+			cachetest.GoGet(ctx, c, key, cachetest.Fails[string](singlefill.ErrNotFound)).WantErr(t, singlefill.ErrNotFound)
 		}
 		bad := []string{"bytes", "type", "forever"}
 		redistest.Must(t, c.Set(ctx, "forever", "b"))
@@ -160,9 +158,7 @@ func TestDeleteTag_RebuildRefused(t *testing.T) {
 		load := src.Next(t)
 		without, err := singlefill.New(s.Client(t, s.User(t, "~ns:*", "&ns:*", "+@all", "-"+right)), "ns", time.Hour, &tagged)
 		redistest.Must(t, err)
-		if err := without.DeleteTag(ctx, "b"); err == nil || !strings.Contains(err.Error(), right) {
-			t.Errorf("DeleteTag without the right to %s: %v", right, err)
-		}
+		cachetest.WantErrText(t, "DeleteTag", without.DeleteTag(ctx, "b"), right)
 		load.Give("a")
 		call.Want(t, "a")
 		cachetest.WantStored(t, s.Admin(), "ns", right, "a")
@@ -246,9 +242,7 @@ func TestDeleteTag_RebuildEndsByGoexit(t *testing.T) {
 			go func() { done <- ends.DeleteTag(ctx, "a") }()
 		}
 		for range 3 {
-			if err := <-done; err == nil || !strings.Contains(err.Error(), "runtime.Goexit") {
-				t.Errorf("%s: DeleteTag: %v", what, err)
-			}
+			cachetest.WantErrText(t, what, <-done, "runtime.Goexit")
 		}
 		redistest.Must(t, ends.Close())
 		if n := rdb.Exists(ctx, ns+":tags:{"+ns+"}:rebuild:lock", ns+":{k1}:lock", ns+":{k2}:lock").Val(); n > 0 {

@@ -66,20 +66,16 @@ func TestDeleteTag(t *testing.T) {
 		keys := []string{"m1", "m2", "m3", "one", "s1", "s2", "set", "zero"}
 		store := func() {
 			t.Helper()
-			_, err := c.GetOrLoad(ctx, "one", cachetest.Gives("ab"))
-			redistest.Must(t, err)
-			none := func(context.Context, string) (string, error) {
+			cachetest.GoGet(ctx, c, "one", cachetest.Gives("ab")).Want(t, "ab")
+			cachetest.GoGet(ctx, c, "zero", func(context.Context, string) (string, error) {
 				return "ab, which means nothing", singlefill.ErrNotFound
-			}
-			if _, err = c.GetOrLoad(ctx, "zero", none); err != singlefill.ErrNotFound {
-				t.Fatal(err)
-			}
+			}).WantErr(t, singlefill.ErrNotFound)
 			many := func(_ context.Context, asked []string) (map[string]string, error) {
 				found := map[string]string{"m1": "bc", "m2": "c"} // m3 does not exist
 				maps.DeleteFunc(found, func(key, _ string) bool { return !slices.Contains(asked, key) })
 				return found, nil
 			}
-			_, err = c.GetOrLoadMany(ctx, []string{"m1", "m2", "m3"}, many)
+			_, err := c.GetOrLoadMany(ctx, []string{"m1", "m2", "m3"}, many)
 			redistest.Must(t, err)
 			redistest.Must(t, c.Set(ctx, "set", "ac"))
 			redistest.Must(t, c.SetMany(ctx, map[string]string{"s1": "aa", "s2": "d"}))
@@ -256,9 +252,7 @@ func TestTags_Bad(t *testing.T) {
 		{plain, []string{"a"}, "singlefill: Options.Tags is nil: DeleteTag and ExpireTag are allowed with Tags only"},
 	} {
 		for _, call := range []func(context.Context, ...string) error{test.c.DeleteTag, test.c.ExpireTag} {
-			if err := call(ctx, test.tags...); err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("got %v, want %s", err, test.want)
-			}
+			cachetest.WantErrText(t, "the call", call(ctx, test.tags...), test.want)
 		}
 	}
 	for value, want := range map[string]string{
@@ -281,15 +275,12 @@ func TestTags_Bad(t *testing.T) {
 		}
 		c := cachetest.NewCache(t, rdb, &opts)
 		for what, err := range map[string]error{"Set": c.Set(ctx, "k", value), "SetMany": c.SetMany(ctx, map[string]string{"k": value})} {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%s of %s = %v, want %s", what, value, err, want)
-			}
+			cachetest.WantErrText(t, what+" of "+value, err, want)
 		}
-		v, err := c.GetOrLoad(ctx, "k", cachetest.Gives(value))
-		cachetest.WantValue(t, v, err, value)
+		cachetest.GoGet(ctx, c, "k", cachetest.Gives(value)).Want(t, value)
 		_ = c.Close() // LoadDone has been called
-		if err := info.StoreErr; err == nil || !strings.Contains(err.Error(), want) || info.Stored {
-			t.Errorf("load of %s: StoreErr is %v, want %s", value, err, want)
+		if cachetest.WantErrText(t, "load of "+value, info.StoreErr, want); info.Stored {
+			t.Errorf("%s is stored", value)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package cache_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -119,36 +120,22 @@ func TestCluster_MasterDies(t *testing.T) {
 	cluster := redistest.StartReplicatedCluster(t) // three masters with a replica each
 	often := func(o *redis.ClusterOptions) { o.ClusterStateReloadInterval, o.DialerRetries = 500*time.Millisecond, 1 }
 	a, b := newPair(t, cluster.Client(t, often), cluster.Client(t, often), 300*time.Millisecond)
-	const keys = 60
-	for i := range keys {
-		key := fmt.Sprint("k", i)
-		redistest.Await(t, "the value is cached", func() bool {
-			a.MustLoad(key)
-			_, err := b.Get(t.Context(), key)
-			return err == nil
-		})
+	keys := keysOf("k", 60)
+	for _, key := range keys {
+		a.AwaitCached(key)
 	}
 	victim := cluster.Owner(t, a.ValueKey("k0"))
-	var lost []string // keys on the victim
-	for i := range keys {
-		if key := fmt.Sprint("k", i); cluster.Owner(t, a.ValueKey(key)) == victim {
-			lost = append(lost, key)
-		}
-	}
+	survives := func(key string) bool { return cluster.Owner(t, a.ValueKey(key)) != victim }
+	lost := slices.DeleteFunc(slices.Clone(keys), survives)
 	victim.Kill()
 	begun := time.Now()
-	stop := make(chan struct{})
+	var stopped atomic.Bool
 	var wg sync.WaitGroup
 	for _, c := range []*cachetest.Cache{a, b} {
 		for g := range 4 {
 			wg.Go(func() {
-				for i := 0; ; i++ {
-					select {
-					case <-stop:
-						return
-					default:
-					}
-					c.MustLoad(fmt.Sprint("k", (i+g*17)%keys))
+				for i := 0; !stopped.Load(); i++ {
+					c.MustLoad(keys[(i+g*17)%len(keys)])
 				}
 			})
 		}
@@ -162,9 +149,9 @@ func TestCluster_MasterDies(t *testing.T) {
 		return true
 	})
 	back := time.Since(begun)
-	close(stop)
+	stopped.Store(true)
 	wg.Wait()
-	t.Logf("%d of %d keys were on the dead master, and cached again after %v", len(lost), keys, back.Round(time.Millisecond))
+	t.Logf("%d of %d keys were on the dead master, and cached again after %v", len(lost), len(keys), back.Round(time.Millisecond))
 	if a.Log.ErrorCount()+b.Log.ErrorCount() == 0 {
 		t.Error("no cache has noticed the fault")
 	}

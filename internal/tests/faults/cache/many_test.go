@@ -94,11 +94,7 @@ func TestGetOrLoadMany_ServerDiesWhileKeysQueue(t *testing.T) {
 			elsewhere := cachetest.GoGet(t.Context(), b.Cache, "a", source.Load)
 			held := source.Next(t)
 			keys := append(keysOf("cold", 99), "a")
-			call := make(chan cachetest.Ending[map[string]string], 1)
-			go func() {
-				values, err := a.GetOrLoadMany(t.Context(), keys, loadMany(a, nil))
-				call <- cachetest.Ending[map[string]string]{Value: values, Err: err}
-			}()
+			call := cachetest.GoGetMany(t.Context(), a.Cache, keys, loadMany(a, nil))
 			// Only "a" learns at once of a dead connection. The wait for a slot of the fleet has to be asleep.
 			redistest.Await(t, "the keys queue, and both waits listen", func() bool {
 				n := s.AllCalls()
@@ -109,8 +105,8 @@ func TestGetOrLoadMany_ServerDiesWhileKeysQueue(t *testing.T) {
 				redistest.Await(t, "a key is to be loaded without the lock", func() bool { return a.Stats().LoadsUnlocked > 0 })
 				s.Restart()
 			}
-			if got := cachetest.Receive(t, "the call returns", call); got.Err != nil || len(got.Value) != len(keys) {
-				t.Errorf("GetOrLoadMany = %d values, %v; want %d", len(got.Value), got.Err, len(keys))
+			if values, err := call.Result(t); err != nil || len(values) != len(keys) {
+				t.Errorf("GetOrLoadMany = %d values, %v; want %d", len(values), err, len(keys))
 			}
 			a.WantErrors()
 			a.WantLoads(int64(len(keys)))

@@ -28,73 +28,45 @@ const nearLag = 200 * time.Millisecond
 // A nearCache is a cache with Near. The value of each key is the version of the source, "1" at
 // first.
 type nearCache struct {
-	*singlefill.Cache[string]
-	t         testing.TB
-	namespace string
-	version   *atomic.Int64 // of the source, which caches share
-	errors    *atomic.Int64 // of commands for the log
-	drops     *atomic.Int64 // that Trace has told
+	*cachetest.Cache
+	t       testing.TB
+	version *atomic.Int64 // of the source, which caches share
 }
 
 // newNear returns two caches of one source in one namespace.
-func newNear(t testing.TB, a, b redis.UniversalClient, redisTimeout time.Duration) (x, y *nearCache) {
+func newNear(t testing.TB, maxLag time.Duration, a, b redis.UniversalClient, redisTimeout time.Duration) (x, y *nearCache) {
 	t.Helper()
-	return newNearWithin(t, nearLag, a, b, redisTimeout)
-}
-
-func newNearWithin(t testing.TB, maxLag time.Duration, a, b redis.UniversalClient,
-	redisTimeout time.Duration) (x, y *nearCache) {
-	t.Helper()
-	namespace, version := redistest.Namespace(t), new(atomic.Int64)
+	first, second := newPair(t, a, b, redisTimeout, func(o *singlefill.Options[string]) { o.Near = &singlefill.Near{MaxLag: maxLag} })
+	version := new(atomic.Int64)
 	version.Store(1)
-	open := func(rdb redis.UniversalClient) *nearCache {
-		c := &nearCache{t: t, namespace: namespace, version: version, errors: new(atomic.Int64), drops: new(atomic.Int64)}
-		var err error
-		c.Cache, err = singlefill.New(rdb, namespace, time.Hour, &singlefill.Options[string]{
-			RedisTimeout: redisTimeout, LockTTL: 10 * time.Second,
-			Near: &singlefill.Near{MaxLag: maxLag},
-			Trace: &singlefill.Trace{
-				RedisError: func(_ context.Context, op string, _ error) {
-					if op == "near" {
-						c.errors.Add(1)
-					}
-				},
-				NearDropped: func() { c.drops.Add(1) },
-			},
-		})
-		redistest.Must(t, err)
-		t.Cleanup(func() { _ = c.Close() })
-		return c
-	}
-	return open(a), open(b)
+	return &nearCache{first, t, version}, &nearCache{second, t, version}
 }
 
 // startNear is start with two caches. The proxy is between it and b.
 func startNear(t *testing.T) (s *redistest.Server, p *redistest.Proxy, a, b *nearCache) {
 	t.Helper()
 	s, p = start(t)
-	a, b = newNear(t, s.Client(t), p.Client(t), cachetest.Patient)
+	a, b = newNear(t, nearLag, s.Client(t), p.Client(t), cachetest.Patient)
 	return s, p, a, b
 }
 
-// logKey and valueKey return the Redis keys of the log and of a value.
-func (c *nearCache) logKey() string             { return c.namespace + ":log" }
-func (c *nearCache) valueKey(key string) string { return c.namespace + ":{" + key + "}" }
+// logKey returns the Redis key of the log.
+func (c *nearCache) logKey() string { return c.Namespace + ":log" }
+
+// refusals returns how many commands for the log have failed.
+func (c *nearCache) refusals() int { return len(c.Log.Errors()["near"]) }
 
 // get calls GetOrLoad, and returns the version that it gets.
-func (c *nearCache) get(key string) int64 {
+func (c *nearCache) get(key string) (version int64) {
 	c.t.Helper()
 	v, err := c.GetOrLoad(context.Background(), key, func(context.Context, string) (string, error) {
 		return strconv.FormatInt(c.version.Load(), 10), nil
 	})
-	if err != nil {
-		c.t.Fatal(err)
+	if err == nil {
+		version, err = strconv.ParseInt(v, 10, 64)
 	}
-	n, err := strconv.ParseInt(v, 10, 64)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return n
+	redistest.Must(c.t, err)
+	return version
 }
 
 // isHit reports whether a call is served from memory.
@@ -192,31 +164,13 @@ func readsLog(c *nearCache) func(cmd []string) bool {
 //
 //fault:near-unreachable
 func TestNear_NoAnswer(t *testing.T) {
-	for name, disturb := range map[string]func(p *redistest.Proxy) (fired func() int, end func()){
-		"connections are cut and refused": func(p *redistest.Proxy) (func() int, func()) {
-			p.Refuse(true)
-			cut := p.Cut()
-			return func() int { return cut }, func() { p.Refuse(false) }
-		},
-		"black hole": func(p *redistest.Proxy) (func() int, func()) {
-			p.BlackHole(true)
-			return p.Swallowed, func() { p.BlackHole(false) }
-		},
-		"replies are lost": func(p *redistest.Proxy) (func() int, func()) {
-			var over atomic.Bool
-			rule := p.On(func([]string) bool { return !over.Load() }, redistest.MuteReply)
-			return rule.Fired, func() { over.Store(true) }
-		},
-	} {
+	for _, name := range []string{"refused", "black hole", "replies lost"} {
 		t.Run(name, func(t *testing.T) {
 			s, p := start(t)
-			a, b := newNear(t, s.Client(t), p.Client(t), cachetest.Impatient)
+			a, b := newNear(t, nearLag, s.Client(t), p.Client(t), cachetest.Impatient)
 			bothHit(a, b, "k")
-			fired, end := disturb(p)
+			end := outages[name](s, p)
 			b.wantNew(a.change("k"), "k")
-			if fired() == 0 {
-				t.Error("the fault has not come about")
-			}
 			b.wantUnproven("k")
 			end()
 			wantWorking(a, b, "k")
@@ -250,20 +204,21 @@ func TestNear_LostLog(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, p, a, b := startNear(t)
+			var drops atomic.Int64
+			b.AddTrace(&singlefill.Trace{NearDropped: func() { drops.Add(1) }})
 			bothHit(a, b, "k", "other")
 			rule := p.On(readsLog(b), redistest.HoldRequest)
 			redistest.Await(t, "a read of the log is held", func() bool { b.get("k"); return rule.Fired() > 0 })
 			deleted := a.change("k")
 			lose(t, s, a)
-			before := b.Stats().NearDrops
-			if before != 0 || b.drops.Load() != 0 {
+			if b.Stats().NearDrops != 0 || drops.Load() != 0 {
 				t.Error("the first read of the log counts as a drop")
 			}
 			rule.Release()
 			b.wantNew(deleted, "k")
 			redistest.Await(t, "memory is dropped", func() bool {
 				b.get("k")
-				return b.Stats().NearDrops > before && b.drops.Load() > 0
+				return b.Stats().NearDrops > 0 && drops.Load() > 0
 			})
 			wantWorking(a, b, "k", "other")
 		})
@@ -290,15 +245,14 @@ func TestNear_Failover(t *testing.T) {
 			master := redistest.Start(t)
 			replica := redistest.StartReplica(t, master)
 			p := redistest.NewProxy(t, master.Addr)
-			a, b := newNear(t, p.Client(t), p.Client(t), cachetest.Patient)
+			a, b := newNear(t, nearLag, p.Client(t), p.Client(t), cachetest.Patient)
 			bothHit(a, b, "k")
 			redistest.Await(t, "the replica has the value and the log", func() bool {
-				n, err := replica.Admin().Exists(t.Context(), a.valueKey("k"), a.logKey()).Result()
+				n, err := replica.Admin().Exists(t.Context(), a.ValueKey("k"), a.logKey()).Result()
 				return err == nil && n == 2
 			})
 			if test.loses {
-				host, _, _ := strings.Cut(replica.Addr, ":")
-				redistest.Do(t, replica.Admin(), "replicaof", host, 1) // a port without a server: the replica is cut off
+				redistest.LoseMaster(t, replica) // it is cut off
 			}
 			b.wantNew(a.change("k"), "k")
 			newest, err := master.Admin().XRevRangeN(t.Context(), a.logKey(), "+", "-", 1).Result()
@@ -337,13 +291,12 @@ func TestNear_Failover(t *testing.T) {
 func TestNear_Demoted(t *testing.T) {
 	s, _, a, b := startNear(t)
 	wantWorking(a, b, "k")
-	host, _, _ := strings.Cut(s.Addr, ":")
-	redistest.Do(t, s.Admin(), "replicaof", host, 1) // a port without a server
+	promote := redistest.LoseMaster(t, s)
 	b.wantUnproven("k")
 	if redistest.ErrorsSaid(t, "READONLY", s) == 0 {
 		t.Error("the server has not refused a command")
 	}
-	redistest.Do(t, s.Admin(), "replicaof", "no", "one")
+	promote()
 	wantWorking(a, b, "k")
 }
 
@@ -429,7 +382,7 @@ func TestNear_DeleteIfLostReply(t *testing.T) {
 func TestNear_ForeignLog(t *testing.T) {
 	s, _, a, b := startNear(t)
 	redistest.Do(t, s.Admin(), "set", a.logKey(), "something else", "px", 3_600_000)
-	redistest.Await(t, "the log cannot be read", func() bool { b.get("k"); return b.errors.Load() > 2 })
+	redistest.Await(t, "the log cannot be read", func() bool { b.get("k"); return b.refusals() > 2 })
 	if n := b.Stats().NearHits; n != 0 {
 		t.Errorf("%d hits in memory without a log", n)
 	}
@@ -481,7 +434,7 @@ func TestNear_MissingRight(t *testing.T) {
 			t.Parallel()
 			s := redistest.Start(t)
 			asUser := s.User(t, append([]string{"~*", "&*", "+@all"}, rule)...)
-			a, b := newNear(t, s.Client(t, asUser), s.Client(t, asUser), cachetest.Patient)
+			a, b := newNear(t, nearLag, s.Client(t, asUser), s.Client(t, asUser), cachetest.Patient)
 			if serves {
 				for range 2 {
 					wantWorking(a, b, "k")
@@ -494,7 +447,7 @@ func TestNear_MissingRight(t *testing.T) {
 			for range 2 {
 				b.wantNew(a.change("k"), "k")
 			}
-			redistest.Await(t, "commands for the log are refused", func() bool { b.get("k"); return b.errors.Load() > 2 })
+			redistest.Await(t, "commands for the log are refused", func() bool { b.get("k"); return b.refusals() > 2 })
 			b.wantUnproven("k")
 			if n, err := s.Admin().PTTL(t.Context(), a.logKey()).Result(); err != nil || n == -1 {
 				t.Errorf("the log has no TTL: %v, %v", n, err)
@@ -517,9 +470,9 @@ func TestNear_ListensWhereTheLogIs(t *testing.T) {
 			t.Parallel()
 			cluster := redistest.StartReplicatedCluster(t)
 			often := func(o *redis.ClusterOptions) { o.ClusterStateReloadInterval, o.DialerRetries = 500*time.Millisecond, 1 }
-			a, b := newNearWithin(t, time.Hour, cluster.Client(t, often), cluster.Client(t, often), cachetest.Patient)
+			a, b := newNear(t, time.Hour, cluster.Client(t, often), cluster.Client(t, often), cachetest.Patient)
 			key := "k"
-			for i := 0; cluster.Owner(t, a.valueKey(key)) == cluster.Owner(t, a.logKey()); i++ {
+			for i := 0; cluster.Owner(t, a.ValueKey(key)) == cluster.Owner(t, a.logKey()); i++ {
 				key = fmt.Sprint("k", i) // its node lives
 			}
 			hear := func() {
@@ -544,12 +497,10 @@ func TestNear_ListensWhereTheLogIs(t *testing.T) {
 func TestNear_Cluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
-	a, b := newNear(t, cluster.Client(t), cluster.Client(t), cachetest.Patient)
-	keys := make([]string, 30)
-	nodes := make(map[*redistest.Server]bool)
-	for i := range keys {
-		keys[i] = fmt.Sprint("k", i)
-		nodes[cluster.Owner(t, a.valueKey(keys[i]))] = true
+	a, b := newNear(t, nearLag, cluster.Client(t), cluster.Client(t), cachetest.Patient)
+	keys, nodes := keysOf("k", 30), make(map[*redistest.Server]bool)
+	for _, key := range keys {
+		nodes[cluster.Owner(t, a.ValueKey(key))] = true
 	}
 	if len(nodes) != len(cluster.Nodes) {
 		t.Fatalf("the keys are on %d nodes", len(nodes))
@@ -579,10 +530,10 @@ func TestNear_Cluster(t *testing.T) {
 func TestNear_FrozenLogNode(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
-	a, b := newNear(t, cluster.Client(t), cluster.Client(t), cachetest.Impatient)
+	a, b := newNear(t, nearLag, cluster.Client(t), cluster.Client(t), cachetest.Impatient)
 	node, key := cluster.Owner(t, a.logKey()), ""
 	for i := 0; key == ""; i++ {
-		if k := fmt.Sprint("k", i); cluster.Owner(t, a.valueKey(k)) != node {
+		if k := fmt.Sprint("k", i); cluster.Owner(t, a.ValueKey(k)) != node {
 			key = k
 		}
 	}

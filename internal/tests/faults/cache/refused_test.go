@@ -26,18 +26,12 @@ func TestRefused_OutOfMemory(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	admin := s.Admin()
-	full := func(on bool) {
-		limit := "0"
-		if on {
-			limit = "1"
-		}
-		redistest.Do(t, admin, "config", "set", "maxmemory", limit)
-	}
+	fill := redistest.Config("maxmemory", "1", "0")
 	c := cachetest.New(t, s.Client(t), redistest.Namespace(t), cachetest.Patient)
 	c.MustLoad("kept")
 	c.MustLoad("deleted")
 
-	full(true)
+	empty := fill(t, s)
 	c.WantHit("kept")
 	c.MustLoad("kept")
 	c.WantLoads(2)
@@ -64,13 +58,13 @@ func TestRefused_OutOfMemory(t *testing.T) {
 	// The memory may also run out between lock and store.
 	boom := errors.New("boom")
 	for _, want := range []error{nil, boom, singlefill.ErrNotFound} {
-		full(false)
+		empty()
 		key := fmt.Sprintf("loading-%v", want)
 		_, err := c.GetOrLoad(t.Context(), key, func(context.Context, string) (string, error) {
 			if !redistest.Exists(t, admin, c.LockKey(key)) {
 				t.Error("no lock is held")
 			}
-			full(true)
+			fill(t, s)
 			return "v", want
 		})
 		if err != want {
@@ -83,7 +77,7 @@ func TestRefused_OutOfMemory(t *testing.T) {
 	}
 	c.WantStat("StoreErrors", 2)
 
-	full(false)
+	empty()
 	c.MustLoad("missing-0")
 	c.WantHit("missing-0")
 }
@@ -196,11 +190,11 @@ func TestRefused_ByBusyServer(t *testing.T) {
 		"loading":           {"LOADING", true, redistest.Reload},
 		"busy":              {"BUSY", true, redistest.KeepBusy},
 		"no replicas":       {"NOREPLICAS", false, redistest.Config("min-replicas-to-write", "1", "0")},
-		"read-only replica": {"read only", false, loseMaster},
+		"read-only replica": {"read only", false, redistest.LoseMaster},
 		"master down": {"MASTERDOWN", true, func(t testing.TB, s *redistest.Server) func() {
 			redistest.Do(t, s.Admin(), "config", "set", "replica-serve-stale-data", "no")
 			redistest.Do(t, s.Admin(), "config", "set", "replica-read-only", "no")
-			return loseMaster(t, s)
+			return redistest.LoseMaster(t, s)
 		}},
 		"too many clients": {"", true, func(t testing.TB, s *redistest.Server) func() {
 			end := redistest.Config("maxclients", "1", "1000")(t, s)
@@ -238,10 +232,4 @@ func TestRefused_ByBusyServer(t *testing.T) {
 			c.AwaitRecovery()
 		})
 	}
-}
-
-// loseMaster makes a server the replica of a port without a server.
-func loseMaster(t testing.TB, s *redistest.Server) (end func()) {
-	redistest.Do(t, s.Admin(), "replicaof", "127.0.0.1", 1)
-	return func() { redistest.Do(t, s.Admin(), "replicaof", "no", "one") }
 }

@@ -19,11 +19,12 @@ import (
 
 // onLink runs a subtest in a bubble: so its bounds are exact. The link is between the cache and a
 // miniredis.
-func onLink(t *testing.T, name string, run func(t *testing.T, link *redistest.MiniLink, c *cachetest.Cache)) {
+func onLink(t *testing.T, name string, run func(t *testing.T, link *redistest.MiniLink, c *cachetest.Cache),
+	change ...func(*singlefill.Options[string])) {
 	t.Run(name, func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			link, rdb := redistest.StartMiniLink(t)
-			run(t, link, cachetest.New(t, rdb, "ns", cachetest.Impatient))
+			run(t, link, cachetest.New(t, rdb, "ns", cachetest.Impatient, change...))
 		})
 	})
 }
@@ -126,7 +127,7 @@ func TestBreaker_FirstRequests(t *testing.T) {
 								}
 								mu.Lock()
 								if !began.IsZero() && began.Before(time.Now()) {
-									waits = append(waits, time.Since(later(begun, began)))
+									waits = append(waits, min(time.Since(begun), time.Since(began)))
 								}
 								mu.Unlock()
 							}
@@ -153,13 +154,6 @@ func TestBreaker_FirstRequests(t *testing.T) {
 	}
 }
 
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
 // While the breaker is open a call waits for its load only: not for the store, if it began before the silence, nor
 // for what its tags need.
 //
@@ -172,28 +166,22 @@ func TestBreaker_LoadAlone(t *testing.T) {
 			o.Tags = func(string, string) []string { return []string{"tag"} }
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				link, rdb := redistest.StartMiniLink(t)
-				c := cachetest.New(t, rdb, "ns", cachetest.Impatient, tagged)
-				src := cachetest.NewSource[string](t)
-				before := cachetest.GoGet(t.Context(), c.Cache, "before", src.Load)
-				load := src.Next(t)
-				link.BlackHole(true)
-				for i := 0; !c.Stats().BreakerOpen; i++ {
-					c.MustLoad(fmt.Sprint("other", i))
-				}
-				begun := time.Now()
-				load.Give("v")
-				before.Want(t, "v")
-				values, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, func(_ context.Context, keys []string) (map[string]string, error) {
-					return map[string]string{keys[0]: "v", keys[1]: "v"}, nil
-				})
-				if took := time.Since(begun); len(values) != 2 || err != nil || took != 0 {
-					t.Errorf("%v, %v; both calls have waited for %v", values, err, took)
-				}
-			})
-		})
+		onLink(t, name, func(t *testing.T, link *redistest.MiniLink, c *cachetest.Cache) {
+			src := cachetest.NewSource[string](t)
+			before := cachetest.GoGet(t.Context(), c.Cache, "before", src.Load)
+			load := src.Next(t)
+			link.BlackHole(true)
+			for i := 0; !c.Stats().BreakerOpen; i++ {
+				c.MustLoad(fmt.Sprint("other", i))
+			}
+			begun := time.Now()
+			load.Give("v")
+			before.Want(t, "v")
+			values, err := c.GetOrLoadMany(t.Context(), keysOf("k", 2), loadMany(c, nil))
+			if took := time.Since(begun); len(values) != 2 || err != nil || took != 0 {
+				t.Errorf("%v, %v; both calls have waited for %v", values, err, took)
+			}
+		}, tagged)
 	}
 }
 
@@ -273,13 +261,6 @@ func TestLoad_WithoutRedis(t *testing.T) {
 	})
 }
 
-// invalidations are the calls that are to keep later callers from what k was before.
-var invalidations = map[string]func(context.Context, *cachetest.Cache) error{
-	"delete": func(ctx context.Context, c *cachetest.Cache) error { return c.Delete(ctx, "k") },
-	"expire": func(ctx context.Context, c *cachetest.Cache) error { return c.Expire(ctx, "k") },
-	"set":    func(ctx context.Context, c *cachetest.Cache) error { return c.Set(ctx, "k", "set") },
-}
-
 // A Delete, Set or Expire without Redis returns an error, and later callers in its process load again.
 // They do not join a load that began before it, or while its command was being sent.
 //
@@ -287,7 +268,11 @@ var invalidations = map[string]func(context.Context, *cachetest.Cache) error{
 //fault:failed-delete
 func TestDelete_WithoutRedis(t *testing.T) {
 	t.Parallel()
-	for name, invalidate := range invalidations {
+	for name, invalidate := range map[string]func(context.Context, *cachetest.Cache) error{
+		"delete": func(ctx context.Context, c *cachetest.Cache) error { return c.Delete(ctx, "k") },
+		"expire": func(ctx context.Context, c *cachetest.Cache) error { return c.Expire(ctx, "k") },
+		"set":    func(ctx context.Context, c *cachetest.Cache) error { return c.Set(ctx, "k", "set") },
+	} {
 		for _, begins := range []string{"before", "during the command"} {
 			onLink(t, name+", a load begins "+begins, func(t *testing.T, link *redistest.MiniLink, c *cachetest.Cache) {
 				link.BlackHole(true)
@@ -358,10 +343,7 @@ func TestDelete_ManyKeysWithoutRedis(t *testing.T) {
 	t.Parallel()
 	onLink(t, "", func(t *testing.T, link *redistest.MiniLink, c *cachetest.Cache) {
 		link.BlackHole(true)
-		var keys []string
-		for i := range 5000 {
-			keys = append(keys, fmt.Sprint("k", i))
-		}
+		keys := keysOf("k", 5000)
 		begun := time.Now()
 		if err := c.Delete(t.Context(), keys...); err == nil || time.Since(begun) != cachetest.Impatient {
 			t.Errorf("Delete = %v after %v, want an error after %v", err, time.Since(begun), cachetest.Impatient)
