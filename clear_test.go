@@ -89,8 +89,7 @@ func TestClear_ThenAway(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		s := cachetest.NewSource[string](t)
-		before := cachetest.GoGet(t.Context(), c, "k", s.Load)
-		old := s.Next(t)
+		before, old := s.Begin(t.Context(), t, c, "k")
 		redistest.Must(t, c.Clear(t.Context()))
 		m.SetError("LOADING dataset")
 		after := cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("new"))

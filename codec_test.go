@@ -82,8 +82,7 @@ func TestCodec_MarshalFails(t *testing.T) {
 				var e cachetest.Events
 				c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: cachetest.BadCodec{Codec: singlefill.JSON, OnMarshal: marshal}, Trace: e.Trace()})
 				src := cachetest.NewSource[string](t)
-				first := cachetest.GoGet(t.Context(), c, "k", src.Load)
-				load := src.Next(t)
+				first, load := src.Begin(t.Context(), t, c, "k")
 				joins := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
 				load.Give("v")
 				first.Want(t, "v")

@@ -30,12 +30,10 @@ func TestDelete_DuringLoad(t *testing.T) {
 					ns := redistest.Namespace(t)
 					here, elsewhere := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 					src := cachetest.NewSource[string](t)
-					before := cachetest.GoGet(t.Context(), here, "k", src.Load)
-					older := src.Next(t)
+					before, older := src.Begin(t.Context(), t, here, "k")
 					joins := cachetest.GoGet(t.Context(), here, "k", src.Load).Waits(t)
 					redistest.Must(t, map[string]*singlefill.Cache[string]{"here": here, "elsewhere": elsewhere}[where].Delete(t.Context(), "k"))
-					after := cachetest.GoGet(t.Context(), here, "k", src.Load)
-					newer := src.Next(t) // without waiting for the older load
+					after, newer := src.Begin(t.Context(), t, here, "k") // without waiting for the older load
 					if first == "the older load" {
 						older.Give("v1")
 						before.Want(t, "v1")
@@ -81,8 +79,7 @@ func TestDelete_DuringTheOnlyLoad(t *testing.T) {
 						by = c
 					}
 					src := cachetest.NewSource[string](t)
-					before := cachetest.GoGet(t.Context(), c, "k", src.Load)
-					load := src.Next(t)
+					before, load := src.Begin(t.Context(), t, c, "k")
 					if set == "" {
 						redistest.Must(t, by.Delete(t.Context(), "other", "k"))
 					} else {
@@ -263,8 +260,7 @@ func TestDeleteIf_DuringLoad(t *testing.T) {
 			wantDeleteIf(t, deleter, "k", info, true)
 			cachetest.WantGet(t, here, "k", "", singlefill.ErrMiss)
 			leaves, leave := context.WithCancel(ctx)
-			first := cachetest.GoGet(leaves, here, "k", src.Load)
-			newer := src.Next(t) // without waiting for the refresh
+			first, newer := src.Begin(leaves, t, here, "k") // without waiting for the refresh
 			refresh.Give("v2")
 			leave()
 			first.WantErr(t, context.Canceled)

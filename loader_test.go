@@ -225,8 +225,7 @@ func TestLoader_Context(t *testing.T) {
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{LoadTimeout: 10 * time.Minute})
 		src := cachetest.NewSource[string](t)
 		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "first"), time.Minute)
-		first := cachetest.GoGet(ctx, c, "k", src.Load)
-		load := src.Next(t)
+		first, load := src.Begin(ctx, t, c, "k")
 		joins := cachetest.GoGet(context.WithValue(ctx, key{}, "second"), c, "k", src.Load).Waits(t)
 		if v := load.Ctx.Value(key{}); v != "first" {
 			t.Errorf("the load's context has the value %v", v)
@@ -259,8 +258,7 @@ func TestLoadTimeout_LoaderIgnoresItsContext(t *testing.T) {
 		})
 		src := cachetest.NewSource[string](t)
 		begun := time.Now()
-		first := cachetest.GoGet(t.Context(), c, "k", src.Load)
-		load := src.Next(t)
+		first, load := src.Begin(t.Context(), t, c, "k")
 		time.Sleep(11 * time.Second) // the lock has been renewed
 		joins := cachetest.GoGet(t.Context(), c, "k", src.Load)
 		_, err := first.Result(t)
@@ -301,8 +299,7 @@ func TestLoadTimeout_LostRelease(t *testing.T) {
 		here, there := cachetest.NewCacheIn(t, rdb, "ns", opts), cachetest.NewCaches(t, m, "ns", 1, opts)[0]
 		src := cachetest.NewSource[string](t)
 		begun := time.Now()
-		hangs := cachetest.GoGet(t.Context(), here, "k", src.Load)
-		load := src.Next(t)
+		hangs, load := src.Begin(t.Context(), t, here, "k")
 		waits := cachetest.GoGet(t.Context(), there, "k", cachetest.Gives("v"))
 		if _, err := hangs.Result(t); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want context.DeadlineExceeded", err)

@@ -53,8 +53,7 @@ func TestLock_RenewedWhileLoading(t *testing.T) {
 		opts := &singlefill.Options[string]{RedisTimeout: 300 * time.Millisecond, LockTTL: time.Second, LoadTimeout: time.Minute}
 		there, here := cachetest.NewCacheIn(t, rdb, "ns", opts), cachetest.NewCacheIn(t, rdb, "ns", opts)
 		src := cachetest.NewSource[string](t)
-		loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
-		load := src.Next(t)
+		loads, load := src.Begin(t.Context(), t, there, "k")
 		waits := cachetest.GoGet(t.Context(), here, "k", src.Load)
 		time.Sleep(55 * time.Second)
 		load.Give("v")
@@ -148,8 +147,7 @@ func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
 		src := cachetest.NewSource[string](t)
 		down.On.Store(true)
-		early := cachetest.GoGet(t.Context(), here, "k", src.Load)
-		load := src.Next(t)
+		early, load := src.Begin(t.Context(), t, here, "k")
 		time.Sleep(1500 * time.Millisecond)
 		down.On.Store(false)
 		time.Sleep(2 * time.Second)
@@ -173,8 +171,7 @@ func TestUnlocked_LateCallerDuringTheOutage(t *testing.T) {
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
 		src := cachetest.NewSource[string](t)
 		down.On.Store(true)
-		early := cachetest.GoGet(t.Context(), here, "k", src.Load)
-		load := src.Next(t)
+		early, load := src.Begin(t.Context(), t, here, "k")
 		if n := here.Stats().LoadsUnlocked; n != 1 {
 			t.Errorf("%d loads without the lock while one runs, want 1", n)
 		}
@@ -236,8 +233,7 @@ func TestLock_RefusedRelease(t *testing.T) {
 			here, there := cachetest.NewCacheIn(t, server.Client(t), ns, opts),
 				cachetest.NewCacheIn(t, server.Client(t), ns, opts)
 			src := cachetest.NewSource[string](t)
-			first := cachetest.GoGet(t.Context(), here, "k", src.Load)
-			load := src.Next(t)
+			first, load := src.Begin(t.Context(), t, here, "k")
 			waits := cachetest.GoGet(t.Context(), there, "k", cachetest.Gives("v2"))
 			redistest.Await(t, "the other process has found the lock held", func() bool { return server.Calls("pttl") > 0 })
 			mend := fault(t, server)
@@ -322,8 +318,7 @@ func TestMaxFleetLoads_RefreshDoesNotWait(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Hour, MaxFleetLoads: 1}, "old", time.Second)
 		src := cachetest.NewSource[string](t)
-		busy := cachetest.GoGet(t.Context(), c, "busy", src.Load)
-		load := src.Next(t)
+		busy, load := src.Begin(t.Context(), t, c, "busy")
 		for range 5 {
 			if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Took != 0 {
 				t.Errorf("answered %+v", a)
@@ -386,8 +381,7 @@ func TestMaxFleetLoads_DeadProcess(t *testing.T) {
 		}))
 		src := cachetest.NewSource[string](t)
 		dies := cachetest.NewCacheIn(t, mortal, "ns", &singlefill.Options[string]{MaxFleetLoads: 1, RedisTimeout: time.Second, LockTTL: 5 * time.Second})
-		call := cachetest.GoGet(t.Context(), dies, "dies", src.Load)
-		load := src.Next(t)
+		call, load := src.Begin(t.Context(), t, dies, "dies")
 		defer func() { load.Give("v"); call.Want(t, "v") }()
 		dead.Store(true)
 		c := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{MaxFleetLoads: 1})

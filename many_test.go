@@ -388,8 +388,7 @@ func TestGetOrLoadMany_MeetsSingleCalls(t *testing.T) {
 			single := cachetest.NewSource[string](t)
 			s := &manySource{takes: 2 * time.Second}
 
-			first := cachetest.GoGet(t.Context(), one, "a", single.Load)
-			a := single.Next(t)
+			first, a := single.Begin(t.Context(), t, one, "a")
 			call := cachetest.GoGetMany(t.Context(), many, []string{"a", "b"}, s.load)
 			time.Sleep(time.Second)
 			second := cachetest.GoGet(t.Context(), one, "b", cachetest.MustNotLoad[string](t))
@@ -826,8 +825,7 @@ func TestSetMany(t *testing.T) {
 			return time.Minute
 		}})
 		s := cachetest.NewSource[string](t)
-		call := cachetest.GoGet(ctx, c, "a", s.Load)
-		load := s.Next(t)
+		call, load := s.Begin(ctx, t, c, "a")
 		values := valuesOf(append(manyKeys(300), "a"))
 		redistest.Must(t, c.SetMany(ctx, values))
 		load.Give("loaded before")
@@ -876,8 +874,7 @@ func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 		c := cachetest.NewCacheIn(t, rdb, "ns", &opts)
 		other := cachetest.NewCaches(t, m, "ns", 1, &cachetest.Raw)[0]
 		src := cachetest.NewSource[string](t)
-		elsewhere := cachetest.GoGet(t.Context(), other, "waits", src.Load)
-		held := src.Next(t)
+		elsewhere, held := src.Begin(t.Context(), t, other, "waits")
 		hang := make(chan struct{})
 		hanging := manyKeys(50)
 		call := cachetest.GoGetMany(t.Context(), c, append(hanging, "waits"), func(_ context.Context, keys []string) (map[string]string, error) {

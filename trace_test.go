@@ -33,8 +33,7 @@ func TestStats_Exact(t *testing.T) {
 		src := cachetest.NewSource[any](t)
 
 		_, _ = c.Get(ctx, "a") // a miss
-		first := cachetest.GoGet(ctx, c, "a", src.Load)
-		load := src.Next(t)
+		first, load := src.Begin(ctx, t, c, "a")
 		if n := c.Stats().Loading; n != 1 {
 			t.Errorf("%d loading, want 1", n)
 		}
@@ -211,8 +210,7 @@ func TestTrace_ShareDone(t *testing.T) {
 		}})
 		src := cachetest.NewSource[string](t)
 		who := func(name string) context.Context { return context.WithValue(t.Context(), cachetest.TraceKey{}, name) }
-		first := cachetest.GoGet(who("the first"), c, "k", src.Load)
-		load := src.Next(t)
+		first, load := src.Begin(who("the first"), t, c, "k")
 		time.Sleep(time.Second)
 		second := cachetest.GoGet(who("the second"), c, "k", src.Load).Waits(t)
 		synctest.Wait()

@@ -82,6 +82,12 @@ func (s *HeldSource[T]) Load(ctx context.Context, key string) (T, error) {
 	}
 }
 
+// Begin starts a call that loads from the source, and returns when its load has begun.
+func (s *HeldSource[T]) Begin(ctx context.Context, t testing.TB, c *singlefill.Cache[T], key string) (*Call[T], *HeldLoad[T]) {
+	t.Helper()
+	return GoGet(ctx, c, key, s.Load), s.Next(t)
+}
+
 // Next waits for the beginning of a load.
 func (s *HeldSource[T]) Next(t testing.TB) *HeldLoad[T] {
 	t.Helper()

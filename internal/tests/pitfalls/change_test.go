@@ -1,7 +1,6 @@
 package pitfalls_test
 
 import (
-	"context"
 	"testing"
 
 	"github.com/singlefill/singlefill"
@@ -22,13 +21,8 @@ func TestChange_SameNamespace(t *testing.T) {
 		ns := redistest.Namespace(t)
 		before := cachetest.NewCacheIn(t, client(t), ns, &singlefill.Options[user1]{Codec: codec})
 		after := cachetest.NewCacheIn(t, client(t), ns, &singlefill.Options[user2]{Codec: codec})
-		if err := before.Set(t.Context(), "ann", user1{"Ann"}); err != nil {
-			t.Fatal(err)
-		}
-		v, err := after.GetOrLoad(t.Context(), "ann", func(context.Context, string) (user2, error) { return user2{"Ann", "admin"}, nil })
-		if v != (user2{Name: "Ann"}) || err != nil {
-			t.Errorf("%T: %+v, %v", codec, v, err)
-		}
+		redistest.Must(t, before.Set(t.Context(), "ann", user1{"Ann"}))
+		cachetest.GoGet(t.Context(), after, "ann", cachetest.Gives(user2{"Ann", "admin"})).Want(t, user2{Name: "Ann"})
 	}
 }
 

@@ -60,9 +60,7 @@ func TestMapKeys(t *testing.T) {
 	t.Parallel()
 	c := cachetest.NewCacheIn[map[string]any](t, client(t), redistest.Namespace(t), nil)
 	for range 3 {
-		_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (map[string]any, error) {
-			return map[string]any{"names": map[int]string{1: "a"}}, nil
-		})
+		_, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(map[string]any{"names": map[int]string{1: "a"}}))
 		redistest.Must(t, err)
 	}
 	if s := c.Stats(); s.Loads != 3 || s.BadValues != 2 {
@@ -81,13 +79,8 @@ func TestCodec_JSONTags(t *testing.T) {
 	for _, codec := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
 		ns := redistest.Namespace(t)
 		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[user]{Codec: codec})
-		if err := c.Set(t.Context(), "k", user{"ann", "hunter2"}); err != nil {
-			t.Fatal(err)
-		}
-		stored, err := rdb.Get(t.Context(), ns+":{k}").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), "k", user{"ann", "hunter2"}))
+		stored, _ := cachetest.Stored(t, rdb, ns+":{k}")
 		if has := strings.Contains(stored, "hunter2"); has != (codec == singlefill.MsgPack) {
 			t.Errorf("%T: Redis has the password: %t", codec, has)
 		}
@@ -138,7 +131,7 @@ func TestWarmUp_SetMany(t *testing.T) {
 			redistest.Must(t, err)
 		}
 		for key, want := range map[string]bool{"a": wrong, "b": true} {
-			v, err := c.GetOrLoad(t.Context(), key, func(context.Context, string) (string, error) { return "new", nil })
+			v, err := c.GetOrLoad(t.Context(), key, cachetest.Gives("new"))
 			redistest.Must(t, err)
 			if (v == "old") != want {
 				t.Errorf("by SetMany %t: %s is %s", wrong, key, v)
@@ -157,10 +150,7 @@ func TestDelete_ByEachCallerThatSawABadValue(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			_, rdb := redistest.StartMini(t)
 			tokens := cachetest.NewCacheIn[string](t, rdb, "ns", nil)
-			load := func(context.Context, string) (string, error) {
-				time.Sleep(50 * time.Millisecond)
-				return "good", nil
-			}
+			load := cachetest.Takes(50*time.Millisecond, "good", nil)
 			redistest.Must(t, tokens.Set(t.Context(), "id", "revoked"))
 			var all sync.WaitGroup
 			for i := range requests {

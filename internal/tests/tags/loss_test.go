@@ -116,8 +116,7 @@ func TestDeleteTag_LossDuringLoad(t *testing.T) {
 					ctx := t.Context()
 					redistest.Must(t, c.Set(ctx, "k", "x")) // so that there is an index
 					src := cachetest.NewSource[string](t)
-					before := cachetest.GoGet(ctx, c, "cold", src.Load)
-					load := src.Next(t)
+					before, load := src.Begin(ctx, t, c, "cold")
 					redistest.Must(t, c.DeleteTag(ctx, "x"))
 					lose(lost)(t, look, ns)
 					switch later {
@@ -221,8 +220,7 @@ func TestDeleteTag_RolledBack(t *testing.T) {
 		}
 		redistest.Must(t, c.DeleteTag(ctx, "x"))
 		src := cachetest.NewSource[string](t)
-		call := cachetest.GoGet(ctx, c, "cold", src.Load)
-		load := src.Next(t)
+		call, load := src.Begin(ctx, t, c, "cold")
 		for book, fields := range before {
 			redistest.Must(t, look.Del(ctx, book).Err())
 			redistest.Must(t, look.HSet(ctx, book, fields).Err())
@@ -248,8 +246,7 @@ func TestDeleteTag_MarkLost(t *testing.T) {
 	redistest.Must(t, c.Set(ctx, "k", "a"))
 	redistest.Must(t, c.DeleteTag(ctx, "a")) // the server knows the script
 	src := cachetest.NewSource[string](t)
-	call := cachetest.GoGet(ctx, other, "cold", src.Load)
-	load := src.Next(t)
+	call, load := src.Begin(ctx, t, other, "cold")
 	book := strings.TrimSuffix(keysOf(t, s.Admin(), "ns", ":a:index")[0], "a:index") + "book"
 	before := s.Admin().HGetAll(ctx, book).Val()
 	var commands, replaced atomic.Int64 // from the mark on
@@ -290,10 +287,9 @@ func TestDeleteTag_LossWithNear(t *testing.T) {
 			cachetest.RunInBubble(t, fmt.Sprintf("%s, seen before %t", name, before), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				redistest.Mute(m)
 				ns, ctx := redistest.Namespace(t), t.Context()
-				opts := func() *singlefill.Options[string] {
-					return &singlefill.Options[string]{Codec: singlefill.Raw, Tags: byLetters, Near: &singlefill.Near{MaxLag: time.Hour}}
-				}
-				here, there := cachetest.NewCacheIn(t, rdb, ns, opts()), cachetest.NewCaches(t, m, ns, 1, opts())[0]
+				opts := tagged
+				opts.Near = &singlefill.Near{MaxLag: time.Hour}
+				here, there := cachetest.NewCacheIn(t, rdb, ns, &opts), cachetest.NewCaches(t, m, ns, 1, &opts)[0]
 				redistest.Must(t, there.Clear(ctx)) // the indexes are complete
 				if before {
 					redistest.Must(t, here.DeleteTag(ctx, "a"))

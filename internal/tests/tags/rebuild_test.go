@@ -154,8 +154,7 @@ func TestDeleteTag_RebuildRefused(t *testing.T) {
 	c := cachetest.NewCacheIn(t, s.Client(t), "ns", &tagged)
 	for _, right := range []string{"scan", "unlink", "zadd"} {
 		src := cachetest.NewSource[string](t)
-		call := cachetest.GoGet(ctx, c, right, src.Load)
-		load := src.Next(t)
+		call, load := src.Begin(ctx, t, c, right)
 		without, err := singlefill.New(s.Client(t, s.User(t, "~ns:*", "&ns:*", "+@all", "-"+right)), "ns", time.Hour, &tagged)
 		redistest.Must(t, err)
 		cachetest.WantErrText(t, "DeleteTag", without.DeleteTag(ctx, "b"), right)
@@ -174,55 +173,51 @@ func TestDeleteTag_RebuildRefused(t *testing.T) {
 //
 //fault:tags-lost
 func TestDeleteTag_RebuildRemovesBad(t *testing.T) {
-	t.Parallel()
-	for name, open := range oneOrSeveral {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rdb, ns, ctx := open(t), redistest.Namespace(t), t.Context()
-			c, other := cachetest.NewCacheIn(t, rdb, ns, &tagged), cachetest.NewCacheIn(t, rdb, ns, &tagged)
-			opts := tagged
-			opts.FailureTTL = time.Minute
-			remembers := cachetest.NewCacheIn(t, rdb, ns, &opts)
-			var failed, read, replaced atomic.Bool
-			rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
-				for _, cmd := range cmds {
-					switch {
-					case !strings.Contains(fmt.Sprint(cmd.Args()...), ns+":{k}") || replaced.Load():
-					case cmd.Name() == "getrange" && !read.Swap(true):
-						return nil
-					case read.Load() && !replaced.Swap(true):
-						return other.Set(ctx, "k", "a")
+	onOneAndSeveral(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		c, other := cachetest.NewCacheIn(t, rdb, ns, &tagged), cachetest.NewCacheIn(t, rdb, ns, &tagged)
+		opts := tagged
+		opts.FailureTTL = time.Minute
+		remembers := cachetest.NewCacheIn(t, rdb, ns, &opts)
+		var failed, read, replaced atomic.Bool
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			for _, cmd := range cmds {
+				switch {
+				case !strings.Contains(fmt.Sprint(cmd.Args()...), ns+":{k}") || replaced.Load():
+				case cmd.Name() == "getrange" && !read.Swap(true):
+					return nil
+				case read.Load() && !replaced.Swap(true):
+					return other.Set(ctx, "k", "a")
+				}
+			}
+			return nil
+		}))
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			for _, cmd := range cmds {
+				if cmd.Name() == "getrange" && cmd.Args()[1] == ns+":{failed}" && !failed.Swap(true) {
+					_, err := remembers.GetOrLoad(ctx, "failed", cachetest.Fails[string](cachetest.ErrSource))
+					redistest.Await(t, "the failure is remembered", func() bool {
+						return strings.HasPrefix(rdb.Get(ctx, ns+":{failed}:lock").Val(), "F")
+					})
+					if !errors.Is(err, cachetest.ErrSource) {
+						return err
 					}
 				}
-				return nil
-			}))
-			rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
-				for _, cmd := range cmds {
-					if cmd.Name() == "getrange" && cmd.Args()[1] == ns+":{failed}" && !failed.Swap(true) {
-						_, err := remembers.GetOrLoad(ctx, "failed", cachetest.Fails[string](cachetest.ErrSource))
-						redistest.Await(t, "the failure is remembered", func() bool {
-							return strings.HasPrefix(rdb.Get(ctx, ns+":{failed}:lock").Val(), "F")
-						})
-						if !errors.Is(err, cachetest.ErrSource) {
-							return err
-						}
-					}
-				}
-				return nil
-			}))
-			keys := []string{"k", "k2", "failed"}
-			for _, key := range keys {
-				redistest.Must(t, rdb.Set(ctx, ns+":{"+key+"}", "bad", time.Hour).Err())
 			}
-			redistest.Must(t, c.DeleteTag(ctx, "b"))
-			wantKeys(t, rdb, ns, "DeleteTag", keys, []string{"k"})
-			if !replaced.Load() || !failed.Load() {
-				t.Errorf("the value was replaced: %t, a load has failed: %t", replaced.Load(), failed.Load())
-			}
-			redistest.Must(t, c.DeleteTag(ctx, "a"))
-			wantKeys(t, rdb, ns, "DeleteTag of its tag", []string{"k"}, nil)
-		})
-	}
+			return nil
+		}))
+		keys := []string{"k", "k2", "failed"}
+		for _, key := range keys {
+			redistest.Must(t, rdb.Set(ctx, ns+":{"+key+"}", "bad", time.Hour).Err())
+		}
+		redistest.Must(t, c.DeleteTag(ctx, "b"))
+		wantKeys(t, rdb, ns, "DeleteTag", keys, []string{"k"})
+		if !replaced.Load() || !failed.Load() {
+			t.Errorf("the value was replaced: %t, a load has failed: %t", replaced.Load(), failed.Load())
+		}
+		redistest.Must(t, c.DeleteTag(ctx, "a"))
+		wantKeys(t, rdb, ns, "DeleteTag of its tag", []string{"k"}, nil)
+	})
 }
 
 // A Codec or Tags that ends its goroutine fails the call, and leaves nothing that others would wait for.
@@ -374,10 +369,14 @@ func TestDeleteTag_RebuildOutlivesCall(t *testing.T) {
 	}
 }
 
-// oneOrSeveral opens a client of one server, or of a Cluster.
-var oneOrSeveral = map[string]func(t *testing.T) redis.UniversalClient{
-	"single":  func(t *testing.T) redis.UniversalClient { return redistest.Shared(t).Client(t) },
-	"cluster": func(t *testing.T) redis.UniversalClient { return redistest.SharedCluster(t).Client(t) },
+// onOneAndSeveral runs a test with a client of one server, and with one of a Cluster.
+func onOneAndSeveral(t *testing.T, run func(t *testing.T, rdb redis.UniversalClient)) {
+	t.Parallel()
+	for name, rdb := range map[string]redis.UniversalClient{
+		"single": redistest.Shared(t).Client(t), "cluster": redistest.SharedCluster(t).Client(t),
+	} {
+		t.Run(name, func(t *testing.T) { t.Parallel(); run(t, rdb) })
+	}
 }
 
 // A value that was noted, and not yet stored, while what is known of the tags is lost and found out again, is
@@ -385,81 +384,67 @@ var oneOrSeveral = map[string]func(t *testing.T) redis.UniversalClient{
 //
 //fault:tags-lost
 func TestDeleteTag_RebuildBeforeStore(t *testing.T) {
-	t.Parallel()
-	for name, open := range oneOrSeveral {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rdb, ns, ctx := open(t), redistest.Namespace(t), t.Context()
-			c, other := cachetest.NewCacheIn(t, rdb, ns, &tagged), cachetest.NewCacheIn(t, rdb, ns, &tagged)
-			var armed atomic.Bool
-			rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
-				for _, cmd := range cmds {
-					stores := cmd.Name() == "set" && cmd.Args()[1] == ns+":{k}" || strings.HasPrefix(cmd.Name(), "eval") && cmd.Args()[3] == ns+":{k}"
-					if stores && armed.Swap(false) {
-						lose("")(t, rdb, ns)
-						return other.DeleteTag(ctx, "b")
-					}
-				}
-				return nil
-			}))
-			for name, set := range map[string]func() error{
-				"Set": func() error { armed.Store(true); return c.Set(ctx, "k", "a") },
-				"SetMany": func() error {
-					armed.Store(true)
-					return c.SetMany(ctx, map[string]string{"k": "a"})
-				},
-				"load": func() error {
-					_, err := c.GetOrLoad(ctx, "k", func(context.Context, string) (string, error) {
-						armed.Store(true)
-						return "a", nil
-					})
-					return err
-				},
-			} {
-				redistest.Must(t, set())
-				redistest.Must(t, other.DeleteTag(ctx, "a"))
-				wantKeys(t, rdb, ns, name, []string{"k"}, nil)
-				if armed.Load() {
-					t.Errorf("%s was not held", name)
+	onOneAndSeveral(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		c, other := cachetest.NewCacheIn(t, rdb, ns, &tagged), cachetest.NewCacheIn(t, rdb, ns, &tagged)
+		var armed atomic.Bool
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			for _, cmd := range cmds {
+				stores := cmd.Name() == "set" && cmd.Args()[1] == ns+":{k}" || strings.HasPrefix(cmd.Name(), "eval") && cmd.Args()[3] == ns+":{k}"
+				if stores && armed.Swap(false) {
+					lose("")(t, rdb, ns)
+					return other.DeleteTag(ctx, "b")
 				}
 			}
-			if n := other.Stats().TagRebuilds; n != 3 {
-				t.Errorf("all values were read %d times, want three times", n)
+			return nil
+		}))
+		for name, set := range map[string]func() error{
+			"Set":     func() error { armed.Store(true); return c.Set(ctx, "k", "a") },
+			"SetMany": func() error { armed.Store(true); return c.SetMany(ctx, map[string]string{"k": "a"}) },
+			"load": func() error {
+				_, err := c.GetOrLoad(ctx, "k", func(context.Context, string) (string, error) { armed.Store(true); return "a", nil })
+				return err
+			},
+		} {
+			redistest.Must(t, set())
+			redistest.Must(t, other.DeleteTag(ctx, "a"))
+			wantKeys(t, rdb, ns, name, []string{"k"}, nil)
+			if armed.Load() {
+				t.Errorf("%s was not held", name)
 			}
-		})
-	}
+		}
+		if n := other.Stats().TagRebuilds; n != 3 {
+			t.Errorf("all values were read %d times, want three times", n)
+		}
+	})
 }
 
 // What is lost while it is found out is not taken for complete: values may have been noted in it.
 //
 //fault:tags-lost
 func TestDeleteTag_LossDuringRebuild(t *testing.T) {
-	t.Parallel()
-	for name, open := range oneOrSeveral {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rdb, ns, ctx := open(t), redistest.Namespace(t), t.Context()
-			c, other := cachetest.NewCacheIn(t, rdb, ns, &tagged), cachetest.NewCacheIn(t, rdb, ns, &tagged)
-			var completes sync.Once
-			rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) (err error) {
-				for _, cmd := range cmds {
-					if args := cmd.Args(); cmd.Name() == "hset" && args[2] == "k" {
-						completes.Do(func() {
-							err = other.Set(ctx, "k", "a")
-							lose("")(t, rdb, ns)
-						})
-					}
+	onOneAndSeveral(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		c, other := cachetest.NewCacheIn(t, rdb, ns, &tagged), cachetest.NewCacheIn(t, rdb, ns, &tagged)
+		var completes sync.Once
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) (err error) {
+			for _, cmd := range cmds {
+				if args := cmd.Args(); cmd.Name() == "hset" && args[2] == "k" {
+					completes.Do(func() {
+						err = other.Set(ctx, "k", "a")
+						lose("")(t, rdb, ns)
+					})
 				}
-				return err
-			}))
-			redistest.Must(t, c.DeleteTag(ctx, "b"))
-			redistest.Must(t, other.DeleteTag(ctx, "a"))
-			wantKeys(t, rdb, ns, "after the loss", []string{"k"}, nil)
-			if n := other.Stats().TagRebuilds; n != 1 {
-				t.Errorf("all values were read %d times, want once", n)
 			}
-		})
-	}
+			return err
+		}))
+		redistest.Must(t, c.DeleteTag(ctx, "b"))
+		redistest.Must(t, other.DeleteTag(ctx, "a"))
+		wantKeys(t, rdb, ns, "after the loss", []string{"k"}, nil)
+		if n := other.Stats().TagRebuilds; n != 1 {
+			t.Errorf("all values were read %d times, want once", n)
+		}
+	})
 }
 
 // Close does not wait until all keys of a database have been read.
@@ -519,8 +504,7 @@ func TestDeleteTag_RebuildNear(t *testing.T) {
 			opts.RedisTimeout = time.Second
 			remembers, c := cachetest.NewCacheIn(t, rdb, ns, &opts), cachetest.NewCacheIn(t, rdb, ns, &opts)
 			redistest.Await(t, "a hit in memory", func() bool {
-				_, err := remembers.GetOrLoad(ctx, "k", cachetest.Gives("a"))
-				redistest.Must(t, err)
+				cachetest.GoGet(ctx, remembers, "k", cachetest.Gives("a")).Want(t, "a")
 				return remembers.Stats().NearHits > 0
 			})
 			cachetest.GoGet(ctx, c, "k", cachetest.MustNotLoad[string](t)).Want(t, "a")

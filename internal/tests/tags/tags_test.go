@@ -119,8 +119,7 @@ func TestDeleteTag_DuringLoad(t *testing.T) {
 		for i, by := range []*singlefill.Cache[string]{c, other} {
 			key := fmt.Sprint("k", i)
 			src := cachetest.NewSource[string](t)
-			before := cachetest.GoGet(t.Context(), c, key, src.Load)
-			older := src.Next(t)
+			before, older := src.Begin(t.Context(), t, c, key)
 			redistest.Must(t, by.DeleteTag(t.Context(), "x"))
 			after := cachetest.GoGet(t.Context(), c, key, src.Load).Waits(t)
 			elsewhere := cachetest.GoGet(t.Context(), other, key, src.Load)
@@ -157,8 +156,7 @@ func TestDeleteTag_DuringLoadOfUnstored(t *testing.T) {
 			c := cachetest.NewCacheIn(t, rdb, ns, &opts)
 			redistest.Must(t, c.Clear(t.Context()))
 			src := cachetest.NewSource[string](t)
-			before := cachetest.GoGet(t.Context(), c, "k", src.Load)
-			older := src.Next(t)
+			before, older := src.Begin(t.Context(), t, c, "k")
 			redistest.Must(t, c.DeleteTag(t.Context(), "x"))
 			after := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
 			older.Give("x")
@@ -441,31 +439,26 @@ func TestTags_StoredLater(t *testing.T) {
 func TestTags_BooksAreBounded(t *testing.T) {
 	t.Parallel()
 	const some = 100 // values of a call, or tags
-	many := func(round int) map[string]string {
-		values := make(map[string]string)
-		for i := range some {
-			values[fmt.Sprint("k", i)] = fmt.Sprint("r", round, "-", i)
+	tags := func(round, n int) (tags []string) {
+		for i := range n {
+			tags = append(tags, fmt.Sprint("r", round, "-", i))
 		}
-		return values
+		return tags
 	}
-	for name, use := range map[string]func(c *singlefill.Cache[string], t *testing.T, round int) error{
-		"loads": func(c *singlefill.Cache[string], t *testing.T, round int) error {
-			var tags []string
-			for i := range 32 {
-				tags = append(tags, fmt.Sprint("r", round, "-", i))
-			}
-			_, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(strings.Join(tags, " ")))
+	for name, use := range map[string]func(ctx context.Context, c *singlefill.Cache[string], round int) error{
+		"loads": func(ctx context.Context, c *singlefill.Cache[string], round int) error {
+			_, err := c.GetOrLoad(ctx, "k", cachetest.Gives(strings.Join(tags(round, 32), " ")))
 			return err
 		},
-		"SetMany": func(c *singlefill.Cache[string], t *testing.T, round int) error {
-			return c.SetMany(t.Context(), many(round))
-		},
-		"DeleteTag": func(c *singlefill.Cache[string], t *testing.T, round int) error {
-			var tags []string
-			for i := range some {
-				tags = append(tags, fmt.Sprint("r", round, "-", i))
+		"SetMany": func(ctx context.Context, c *singlefill.Cache[string], round int) error {
+			values := make(map[string]string)
+			for i, tag := range tags(round, some) {
+				values[fmt.Sprint("k", i)] = tag
 			}
-			return c.DeleteTag(t.Context(), tags...)
+			return c.SetMany(ctx, values)
+		},
+		"DeleteTag": func(ctx context.Context, c *singlefill.Cache[string], round int) error {
+			return c.DeleteTag(ctx, tags(round, some)...)
 		},
 	} {
 		for _, scripts := range []bool{true, false} {
@@ -490,7 +483,7 @@ func TestTags_BooksAreBounded(t *testing.T) {
 				redistest.Must(t, c.Clear(t.Context()))
 				const rounds = 30
 				for round := range rounds {
-					redistest.Must(t, use(c, t, round))
+					redistest.Must(t, use(t.Context(), c, round))
 					time.Sleep(11 * time.Second) // values, marks and locks end
 				}
 				fields := 0

@@ -91,8 +91,7 @@ func TestGetOrLoadMany_ServerDiesWhileKeysQueue(t *testing.T) {
 			a, b := newPair(t, s.Client(t), s.Client(t), cachetest.Impatient,
 				func(o *singlefill.Options[string]) { o.MaxFleetLoads = 1 })
 			source := cachetest.NewSource[string](t)
-			elsewhere := cachetest.GoGet(t.Context(), b.Cache, "a", source.Load)
-			held := source.Next(t)
+			elsewhere, held := source.Begin(t.Context(), t, b.Cache, "a")
 			keys := append(keysOf("cold", 99), "a")
 			call := cachetest.GoGetMany(t.Context(), a.Cache, keys, loadMany(a, nil))
 			// Only "a" learns at once of a dead connection. The wait for a slot of the fleet has to be asleep.

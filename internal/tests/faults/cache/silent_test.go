@@ -168,8 +168,7 @@ func TestBreaker_LoadAlone(t *testing.T) {
 	} {
 		onLink(t, name, func(t *testing.T, link *redistest.MiniLink, c *cachetest.Cache) {
 			src := cachetest.NewSource[string](t)
-			before := cachetest.GoGet(t.Context(), c.Cache, "before", src.Load)
-			load := src.Next(t)
+			before, load := src.Begin(t.Context(), t, c.Cache, "before")
 			link.BlackHole(true)
 			for i := 0; !c.Stats().BreakerOpen; i++ {
 				c.MustLoad(fmt.Sprint("other", i))

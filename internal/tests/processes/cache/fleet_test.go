@@ -31,10 +31,7 @@ type fleet struct {
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
 	f := &fleet{t: t, rdb: redistest.Start(t).Admin(), namespace: redistest.Namespace(t)}
-	var err error
-	f.cache, err = singlefill.New(f.rdb, f.namespace, time.Hour, config{Stale: true}.options())
-	redistest.Must(t, err)
-	t.Cleanup(func() { _ = f.cache.Close() })
+	f.cache = cachetest.NewCacheIn(t, f.rdb, f.namespace, config{Stale: true}.options())
 	return f
 }
 
