@@ -151,23 +151,18 @@ func answers(t testing.TB, l *Lock, status string) {
 	}
 }
 
-// acts are what a load can do with its lock, and report whether it held it.
-var acts = map[string]func(ctx context.Context, l *Lock) (bool, error){
-	"store": func(ctx context.Context, l *Lock) (bool, error) {
-		return l.Store([]byte(entryA), storedLife).Do(ctx, opTimeout)
-	},
-	"release": func(ctx context.Context, l *Lock) (bool, error) {
-		return l.Release(ReleaseNote{Failure: "failure", RetryAfter: life, Drop: true}).Do(ctx, opTimeout)
-	},
-	"renew":   func(ctx context.Context, l *Lock) (bool, error) { return l.Renew().Do(ctx, opTimeout) },
-	"abandon": func(ctx context.Context, l *Lock) (bool, error) { return l.Abandon().Do(ctx, opTimeout) },
+// storeA and releaseAll are what a load can do with its lock, as renewing and abandoning.
+func storeA(l *Lock) Act { return l.Store([]byte(entryA), storedLife) }
+
+func releaseAll(l *Lock) Act {
+	return l.Release(ReleaseNote{Failure: "failure", RetryAfter: life, Drop: true})
 }
 
-// does runs an act, and checks whether it reports that this attempt held the lock.
-func (b *fixture) does(act string, want bool) {
+// does carries out an act, and checks whether it reports that this attempt held the lock.
+func (b *fixture) does(act Act, want bool) {
 	b.t.Helper()
-	if ok, err := acts[act](b.t.Context(), b.Lock); ok != want || err != nil {
-		b.t.Errorf("%s = %t, %v, want %t; at first %s", act, ok, err, want, b.held)
+	if ok, err := act.Do(b.t.Context(), opTimeout); ok != want || err != nil {
+		b.t.Errorf("%s = %t, %v, want %t; at first %s", act.op, ok, err, want, b.held)
 	}
 }
 
@@ -435,23 +430,23 @@ func TestStore_HolderOnly(t *testing.T) {
 			for _, lock := range []state{held(me), held(me, "boom")} {
 				b := f.holding(t, before, lock)
 				for range 2 { // the reply was lost, and the client sends it again
-					b.does("store", true)
+					b.does(storeA(b.Lock), true)
 					b.want(b.Keys.Value, stored, storedLife)
 					b.want(b.Keys.Lock, state{}, 0)
 				}
 				// And again when another attempt holds the lock.
 				b.set(b.Keys.Lock, held(other))
-				b.does("store", true)
+				b.does(storeA(b.Lock), true)
 				b.want(b.Keys.Lock, held(other), 0)
 				// And again after a Delete.
 				b.set(b.Keys.Value, state{})
 				b.set(b.Keys.Lock, state{})
-				b.does("store", false)
+				b.does(storeA(b.Lock), false)
 				b.want(b.Keys.Value, state{}, 0)
 			}
 			for _, lock := range foreign {
 				b := f.holding(t, before, lock)
-				b.does("store", before == stored)
+				b.does(storeA(b.Lock), before == stored)
 				b.wantBoth(before, lock)
 			}
 		}
@@ -516,9 +511,7 @@ func TestRelease_Note(t *testing.T) {
 		for _, lock := range []state{held(me), held(me, "boom")} {
 			for _, v := range notes() {
 				b := f.holding(t, state{text: entryA}, lock)
-				if ok, err := b.Release(v).Do(t.Context(), opTimeout); !ok || err != nil {
-					t.Errorf("Release of %+v with %+v = %t, %v", lock, v, ok, err)
-				}
+				b.does(b.Release(v), true)
 				b.wantNote(v)
 				if v.Drop {
 					b.want(b.Keys.Value, state{}, 0)
@@ -529,9 +522,7 @@ func TestRelease_Note(t *testing.T) {
 				// dropped.
 				b.set(b.Keys.Value, state{text: entryB})
 				before, _ := b.get(b.Keys.Lock)
-				if ok, err := b.Release(v).Do(t.Context(), opTimeout); ok || err != nil {
-					t.Errorf("Release with %+v again = %t, %v", v, ok, err)
-				}
+				b.does(b.Release(v), false)
 				b.want(b.Keys.Value, state{text: entryB}, 0)
 				if after, _ := b.get(b.Keys.Lock); after != before {
 					t.Errorf("Release with %+v again has made %+v of %+v", v, after, before)
@@ -550,9 +541,7 @@ func TestRelease_ForeignLock(t *testing.T) {
 		for _, lock := range append(foreign, failedUntil(life, me, "boom"), failedUntil(life, other)) {
 			for _, v := range []ReleaseNote{{}, {Failure: "failure"}, {Drop: true}, {Failure: "failure", RetryAfter: time.Minute, Drop: true}} {
 				b := f.holding(t, state{text: entryA}, lock)
-				if ok, err := b.Release(v).Do(t.Context(), opTimeout); ok || err != nil {
-					t.Errorf("Release of %+v with %+v = %t, %v", lock, v, ok, err)
-				}
+				b.does(b.Release(v), false)
 				b.wantBoth(state{text: entryA}, lock)
 			}
 		}
@@ -565,12 +554,12 @@ func TestAbandon_RefusesAttempt(t *testing.T) {
 	eachBackend(t, func(t *testing.T, f backend) {
 		for _, lock := range []state{held(me), held(me, "boom")} { // it has arrived
 			b := f.holding(t, state{}, lock)
-			b.does("abandon", true)
+			b.does(b.Abandon(), true)
 			b.want(b.Keys.Lock, state{}, 0)
 		}
 		b := f.fixture(t) // it has not
 		for range 2 {
-			b.does("abandon", false)
+			b.does(b.Abandon(), false)
 			b.want(b.Keys.Lock, abandoned(me), life)
 		}
 		answers(t, b.Lock, Refused) // the late attempt
@@ -578,7 +567,7 @@ func TestAbandon_RefusesAttempt(t *testing.T) {
 		answers(t, New(b.client, Pair{b.Keys.Value, b.Keys.Lock}, life), Locked)
 		for _, lock := range foreign[1:] {
 			b := f.holding(t, state{}, lock)
-			b.does("abandon", false)
+			b.does(b.Abandon(), false)
 			b.want(b.Keys.Lock, lock, 0)
 		}
 	})
@@ -592,12 +581,12 @@ func TestRenew_LostLock(t *testing.T) {
 	eachBackend(t, func(t *testing.T, f backend) {
 		for _, lock := range []state{held(me), held(me, "boom")} {
 			b := f.holding(t, state{}, lock)
-			b.does("renew", true)
+			b.does(b.Renew(), true)
 			b.want(b.Keys.Lock, lock, life)
 		}
 		for _, lock := range foreign {
 			b := f.holding(t, state{}, lock)
-			b.does("renew", false)
+			b.does(b.Renew(), false)
 			b.want(b.Keys.Lock, lock, 0)
 		}
 	})
@@ -612,9 +601,7 @@ func TestNew_Token(t *testing.T) {
 		b.set(b.Keys.Lock, state{}) // the previous attempt's lock has expired
 		answers(t, l, Locked)
 	}
-	if ok, err := old.Release(ReleaseNote{}).Do(t.Context(), opTimeout); ok || err != nil {
-		t.Errorf("Release of the attempt before = %t, %v", ok, err)
-	}
+	b.does(old.Release(ReleaseNote{}), false)
 	b.want(b.Keys.Lock, held(now.token), life)
 }
 
@@ -649,10 +636,10 @@ func TestLock_MissingRight(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	lock := func(b *fixture) error { _, err := b.GetOrLock(t.Context(), time.Second, Query{Take: true}); return err }
-	act := func(name string) func(b *fixture) error {
-		return func(b *fixture) error { _, err := acts[name](t.Context(), b.Lock); return err }
+	act := func(of func(l *Lock) Act) func(b *fixture) error {
+		return func(b *fixture) error { _, err := of(b.Lock).Do(t.Context(), opTimeout); return err }
 	}
-	release := func(b *fixture) error { _, err := b.Release(ReleaseNote{}).Do(t.Context(), opTimeout); return err }
+	release := func(l *Lock) Act { return l.Release(ReleaseNote{}) }
 	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
 	expire := func(b *fixture) error {
 		b.set(b.Keys.Value, state{text: data})
@@ -667,11 +654,11 @@ func TestLock_MissingRight(t *testing.T) {
 		{"-set", state{}, lock},
 		{"-pttl", held(other), lock},
 		{"-time", state{}, lock},
-		{"-set", held(me), act("store")},
-		{"-del", held(me), act("store")},
-		{"-del", held(me), release},
-		{"-time", held(me), act("release")},
-		{"-pexpire", held(me), act("renew")},
+		{"-set", held(me), act(storeA)},
+		{"-del", held(me), act(storeA)},
+		{"-del", held(me), act(release)},
+		{"-time", held(me), act(releaseAll)},
+		{"-pexpire", held(me), act((*Lock).Renew)},
 		{"-getrange", held(other), expire},
 		{"-setrange", held(other), expire},
 		{"-del", held(other), expire},
@@ -698,7 +685,7 @@ func TestLock_MissingRight(t *testing.T) {
 func TestLock_LateGrant(t *testing.T) {
 	t.Parallel()
 	eachBackend(t, func(t *testing.T, f backend) {
-		for _, act := range []string{"store", "release", "renew"} {
+		for _, act := range []func(l *Lock) Act{storeA, releaseAll, (*Lock).Renew} {
 			b := f.fixture(t)
 			answers(t, b.Lock, Locked)
 			b.set(b.Keys.Lock, state{}) // Delete
@@ -708,9 +695,10 @@ func TestLock_LateGrant(t *testing.T) {
 				t.Fatalf("two grants have the stamp %q", late.stamp)
 			}
 			b.set(b.Keys.Value, state{text: entryB})
-			b.does(act, false) // under the grant before
+			under := act(b.Lock) // the grant before
+			b.does(under, false)
 			b.want(b.Keys.Value, state{text: entryB}, 0)
-			if act != "renew" {
+			if under.op != "renew" {
 				b.want(b.Keys.Lock, state{}, 0) // no load runs under the late grant
 			}
 		}

@@ -30,9 +30,9 @@ func TestWatch_Interference(t *testing.T) {
 		r, err := b.GetOrLock(t.Context(), 5*time.Second, Query{Take: true})
 		return r.Status + " " + r.Text, err
 	}
-	act := func(name string) func(b *fixture) (string, error) {
+	act := func(of func(l *Lock) Act) func(b *fixture) (string, error) {
 		return func(b *fixture) (string, error) {
-			ok, err := acts[name](t.Context(), b.Lock)
+			ok, err := of(b.Lock).Do(t.Context(), opTimeout)
 			return fmt.Sprint(ok), err
 		}
 	}
@@ -42,12 +42,9 @@ func TestWatch_Interference(t *testing.T) {
 		return r.Status + " " + r.Text, err
 	}
 	release := func(v ReleaseNote) func(b *fixture) (string, error) {
-		return func(b *fixture) (string, error) {
-			ok, err := b.Release(v).Do(t.Context(), opTimeout)
-			return fmt.Sprint(ok), err
-		}
+		return act(func(l *Lock) Act { return l.Release(v) })
 	}
-	store, releaseAll, abandon, renew := act("store"), act("release"), act("abandon"), act("renew")
+	store, releaseWithAll, abandon, renew := act(storeA), act(releaseAll), act((*Lock).Abandon), act((*Lock).Renew)
 	releaseFailed := release(ReleaseNote{Failure: "failure"})
 	for _, c := range []step{
 		{"lock, taken by another", state{}, getOrLock, state{}, held(other), Busy + " " + other, held(other)},
@@ -61,8 +58,8 @@ func TestWatch_Interference(t *testing.T) {
 		{"release, gone", held(me), release(ReleaseNote{}), state{}, state{}, "false", state{}},
 		{"release with a failure, taken by another", held(me), releaseFailed, state{}, held(other), "false", held(other)},
 		{"release with a failure, gone", held(me), releaseFailed, state{}, state{}, "false", state{}},
-		{"release with all, taken by another", held(me), releaseAll, state{text: entryB}, held(other), "false", held(other)},
-		{"release with all, set by another", held(me), releaseAll, state{text: entryB}, state{}, "false", state{}},
+		{"release with all, taken by another", held(me), releaseWithAll, state{text: entryB}, held(other), "false", held(other)},
+		{"release with all, set by another", held(me), releaseWithAll, state{text: entryB}, state{}, "false", state{}},
 		{"refresh, deleted by another", state{}, refresh, state{}, state{}, Gone + " ", state{}},
 		{"refresh, set by another", state{}, refresh, state{text: entryB}, state{}, Hit + " " + entryB, state{}},
 		{"refresh, taken by another", state{}, refresh, state{text: entryA}, held(other), Busy + " " + other, held(other)},
@@ -157,7 +154,7 @@ func TestWatch_Abandoned(t *testing.T) {
 			for _, lock := range []state{{}, failed(other, "boom"), abandoned(other)} {
 				b := f.holding(t, state{}, lock)
 				err := f.admin.Watch(t.Context(), func(tx *redis.Tx) error {
-					b.does("abandon", false)
+					b.does(b.Abandon(), false)
 					_, err := tx.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
 						return p.Set(t.Context(), b.Keys.Lock, held(me).text, life).Err()
 					})
