@@ -72,9 +72,7 @@ func TestAcquire_ContextEnds(t *testing.T) {
 			t.Errorf("with a context that has ended: %d commands, Do says %v", n, err)
 		}
 		mustRelease(t, holder)
-		if s := e.Transitions(); s != "" {
-			t.Errorf("told %q without a lease", s)
-		}
+		e.WantTransitions(t, "")
 	})
 }
 

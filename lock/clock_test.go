@@ -2,7 +2,6 @@ package lock_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -13,7 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
-	"github.com/singlefill/singlefill/internal/tests/locktest"
 	"github.com/singlefill/singlefill/lock"
 )
 
@@ -54,65 +52,43 @@ func (c *serverClock) put(by time.Duration) {
 //
 //fault:server-clock
 func TestLease_ServerClockJumps(t *testing.T) {
-	const ttl, timeout = 3 * time.Second, 500 * time.Millisecond
-	for _, k := range locktest.Kinds {
-		for _, jump := range []time.Duration{time.Hour, -time.Hour} {
-			t.Run(k.Name+" "+jump.String(), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					m, rdb := redistest.StartMini(t)
-					clock, stop := runClock(m)
-					defer stop()
-					holder := k.Locker(t, rdb, "name", timeout, ttl)
-					leases := k.Fill(t, holder)
-					other := k.Locker(t, redistest.NewMiniClient(t, m), "name", timeout, ttl)
-					time.Sleep(ttl / 2)
-					before, err := rdb.Time(t.Context()).Result()
-					redistest.Must(t, err)
-					clock.put(jump)
-					if moved := rdb.Time(t.Context()).Val().Sub(before); (moved - jump).Abs() > time.Second {
-						t.Fatalf("the clock has moved by %v", moved)
-					}
-					begun := time.Now()
-					if jump > 0 {
-						next := locktest.Take(t, other)
-						if took := time.Since(begun); took > 200*time.Millisecond {
-							t.Errorf("another had it after %v", took)
-						}
-						for _, l := range leases {
-							<-l.Context().Done()
-							if next.Fence() <= l.Fence() {
-								t.Errorf("fence %d after %d", next.Fence(), l.Fence())
-							}
-						}
-						if took := time.Since(begun); took > ttl/3+timeout {
-							t.Errorf("the holders learnt it after %v, want a renewal's time", took)
-						}
-						for _, l := range leases {
-							holder.WantLost(t, l, "gone from Redis")
-						}
-						time.Sleep(3 * ttl) // the clock is off, and stays so
-						locktest.Release(t, next)
-						return
-					}
-					for range 20 {
-						if _, err := other.TryAcquire(t.Context()); !errors.Is(err, lock.ErrBusy) {
-							t.Fatalf("TryAcquire of another = %v, want ErrBusy", err)
-						}
-						time.Sleep(ttl / 3)
-					}
-					for _, l := range leases {
-						if err := context.Cause(l.Context()); err != nil {
-							t.Errorf("a lease was lost: %v", err)
-						}
-						locktest.Release(t, l)
-					}
-					if next := locktest.Take(t, other); next.Fence() <= leases[0].Fence() {
-						t.Errorf("fence %d after %d", next.Fence(), leases[0].Fence())
-					}
-				})
-			})
-		}
+	for _, jump := range []time.Duration{time.Hour, -time.Hour} {
+		runEachKind(t, jump.String(), func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			clock, stop := runClock(m)
+			defer stop()
+			lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+			other := newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil)
+			time.Sleep(leaseTTL / 2)
+			clock.put(jump)
+			begun := time.Now()
+			if moved := rdb.Time(t.Context()).Val().Sub(begun); (moved - jump).Abs() > time.Second {
+				t.Fatalf("the clock has moved by %v", moved)
+			}
+			if jump < 0 {
+				for range 20 {
+					wantBusy(t, other)
+					time.Sleep(leaseTTL / 3)
+				}
+				wantHeld(t, lease)
+				mustRelease(t, lease)
+			}
+			next := mustAcquire(t, other)
+			if next.Fence() <= lease.Fence() {
+				t.Errorf("fence %d after %d", next.Fence(), lease.Fence())
+			}
+			if jump > 0 {
+				if took := time.Since(begun); took > 200*time.Millisecond {
+					t.Errorf("another had it after %v", took)
+				}
+				wantLost(t, lease)
+				if took := time.Since(begun); took > leaseTTL/3+leaseWaits {
+					t.Errorf("the holder learnt it after %v, want a renewal's time", took)
+				}
+				wantIs(t, "Release", lease.Release(t.Context()), lock.ErrLost)
+				time.Sleep(3 * leaseTTL) // the clock is off, and stays so
+			}
+			mustRelease(t, next)
+		})
 	}
 }
 
@@ -123,48 +99,34 @@ func TestNewSemaphore_ClientClock(t *testing.T) {
 	t.Parallel()
 	for _, skew := range []time.Duration{-time.Hour, time.Hour} {
 		runInBubble(t, skew.String(), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-			now := time.Now().Add(skew)
-			pass := func(d, step time.Duration) {
-				for ; d > 0; d -= step {
-					time.Sleep(step)
-					now = now.Add(step)
-					m.SetTime(now)
-					synctest.Wait()
-				}
-			}
-			m.SetTime(now)
+			clock, stop := runClock(m)
+			defer stop()
+			clock.put(skew)
 			rdb := redistest.NewMiniClient(t, m)
 			l := semaphore(t, rdb, "n", 2, nil)
 			other := semaphore(t, redistest.NewMiniClient(t, m), "n", 2, nil)
 			a := mustTry(t, l)
-			if d := time.UnixMicro(a.Fence()).Sub(now); d != 0 {
+			if d := time.Until(time.UnixMicro(a.Fence())) - skew; d.Abs() > 10*time.Millisecond {
 				t.Errorf("the fence is %v off the server's clock", d)
 			}
 			mustTry(t, l)
 			for range 4 {
-				pass(5*time.Second, time.Second)
+				time.Sleep(5 * time.Second)
 				wantBusy(t, other)
 			}
 			mustRelease(t, a)
 			b := mustTry(t, other)
 			_ = rdb.Close()
-			got := make(chan time.Time, 1)
+			died := time.Now()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // so that a wrong clock fails
 			defer cancel()
-			go func() {
-				c, err := other.Acquire(ctx)
-				if err != nil {
-					t.Error(err)
-				}
-				got <- time.Now()
-				mustRelease(t, c)
-			}()
-			died := time.Now()
-			pass(11*time.Second, 100*time.Millisecond)
+			c, err := other.Acquire(ctx)
+			redistest.Must(t, err)
 			// The last renewal was up to a third of TTL before.
-			if d := (<-got).Sub(died); d < 6*time.Second || d > 10*time.Second+200*time.Millisecond {
+			if d := time.Since(died); d < 6*time.Second || d > 10*time.Second+200*time.Millisecond {
 				t.Errorf("a dead holder was replaced after %v", d)
 			}
+			mustRelease(t, c)
 			mustRelease(t, b)
 		})
 	}

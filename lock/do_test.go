@@ -49,9 +49,7 @@ func (s doScene) do(ctx context.Context, transitions string, fn func(ctx context
 		})
 	}()
 	time.Sleep(2 * leaseWaits)
-	if got := s.e.Transitions(); got != transitions {
-		s.Errorf("told %q, want %q", got, transitions)
-	}
+	s.e.WantTransitions(s, transitions)
 	s.f.set(nil)
 	mustRelease(s, mustAcquire(s, s.other))
 	return panicked, err
@@ -83,9 +81,7 @@ func TestDo_Panic(t *testing.T) {
 			s.Error("Goexit came back")
 		}()
 		<-gone
-		if got := s.e.Transitions(); got != "acquired released" {
-			s.Errorf("Goexit: told %q", got)
-		}
+		s.e.WantTransitions(s, "acquired released")
 	})
 }
 
@@ -159,9 +155,7 @@ func TestDo_LostLease(t *testing.T) {
 				}
 			}
 			time.Sleep(2 * leaseTTL)
-			if s := e.Transitions(); s != "acquired lost acquired lost acquired lost acquired lost" {
-				t.Errorf("told %q", s)
-			}
+			e.WantTransitions(t, "acquired lost acquired lost acquired lost acquired lost")
 			gone := why == "it is gone from Redis" // otherwise it is given back
 			if ops := f.take(); strings.Contains(ops, "abandon") == gone {
 				t.Errorf("sent %s", ops)

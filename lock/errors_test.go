@@ -92,11 +92,7 @@ func TestErrors_Kinds(t *testing.T) {
 				begun := time.Now()
 				err := call()
 				took := time.Since(begun)
-				if c.want == nil {
-					wantIs(t, op, err)
-				} else {
-					wantIs(t, op, err, c.want)
-				}
+				wantIs(t, op, err, c.want)
 				if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), `"some name"`) {
 					t.Errorf("%s: %v; want it to say %q, and the name", op, err, c.says)
 				}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -67,18 +66,6 @@ func (g *waiterGroup) want(who ...int) {
 	}
 }
 
-func upTo(n int) (who []int) {
-	for i := range n {
-		who = append(who, i)
-	}
-	return who
-}
-
-// leftKeys returns all keys but the last fence and the marks of ended attempts.
-func leftKeys(m *miniredis.Miniredis) []string {
-	return slices.DeleteFunc(m.Keys(), func(k string) bool { return k == fenceKey || strings.Contains(k, ":ended") })
-}
-
 // A fair mutex is granted in the order of arrival also to the waiters of one process, some of which
 // leave.
 func TestNewFairMutex_OrderInOneProcess(t *testing.T) {
@@ -129,25 +116,25 @@ func TestNewFairMutex_WaitersAskInTime(t *testing.T) {
 			lease := mustTry(t, l)
 			c := record(m)
 			waiters := &waiterGroup{t: t}
+			var want []int
 			for who := range test.waiters {
+				want = append(want, who)
 				waiters.join(t.Context(), l, who)
 				synctest.Wait()
 			}
 			time.Sleep(min(6*ttl, 10*time.Second))
 			last, asked := make(map[string]time.Time), 0
-			for i, args := range c.all() {
-				args = scriptArgs(args)
-				if len(args) < 5 { // token and TTL, of a renewal
+			for _, c := range c.all() {
+				if len(c.args) < 5 { // token and TTL, of a renewal
 					continue
 				}
 				asked++
-				at := c.times()[i]
 				// The tokens of other waiters come after five arguments, and before the last one.
-				for _, token := range append(args[5:len(args)-1], args[0]) {
-					if before, again := last[token]; again && at.Sub(before) > ttl/3 {
-						t.Errorf("heard of again after %v", at.Sub(before))
+				for _, token := range append(c.args[5:len(c.args)-1], c.args[0]) {
+					if before, again := last[token]; again && c.at.Sub(before) > ttl/3 {
+						t.Errorf("heard of again after %v", c.at.Sub(before))
 					}
-					last[token] = at
+					last[token] = c.at
 				}
 			}
 			if len(last) != test.waiters || asked < 4 {
@@ -155,7 +142,7 @@ func TestNewFairMutex_WaitersAskInTime(t *testing.T) {
 			}
 			mustRelease(t, lease)
 			waiters.wg.Wait()
-			waiters.want(upTo(test.waiters)...)
+			waiters.want(want...)
 		})
 	}
 }
@@ -188,7 +175,7 @@ func TestNewFairMutex_DeadWaiters(t *testing.T) {
 	for _, n := range []int{1, 10, 200} {
 		for _, late := range []bool{false, true} {
 			what := fmt.Sprintf("%d, long dead %v", n, late)
-			runInBubble(t, what, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+			runInBubble(t, what, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				holder, mortal, live := redistest.NewMiniClient(t, m), redistest.NewMiniClient(t, m), redistest.NewMiniClient(t, m)
 				lease := mustTry(t, newLocker(t, "fair", holder, "n", nil))
 				doomed, waiters := &waiterGroup{t: t}, &waiterGroup{t: t}
@@ -223,9 +210,7 @@ func TestNewFairMutex_DeadWaiters(t *testing.T) {
 				}
 				doomed.wg.Wait()
 				synctest.Wait()
-				if keys := leftKeys(m); len(keys) != 0 {
-					t.Errorf("%v are left", keys)
-				}
+				wantKeys(t, rdb, "n", ":fence")
 			})
 		}
 	}
@@ -299,9 +284,9 @@ func TestNewFairMutex_LeavesDuringAStall(t *testing.T) {
 		leave()
 		synctest.Wait()
 		var kept [][]string
-		for _, command := range c.all() {
-			if args := scriptArgs(command); len(args) > 6 {
-				kept = append(kept, args[5:len(args)-1])
+		for _, c := range c.all() {
+			if len(c.args) > 6 {
+				kept = append(kept, c.args[5:len(c.args)-1])
 			}
 		}
 		if len(kept) != 1 || len(kept[0]) != 1 {

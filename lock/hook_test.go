@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"io/fs"
 	"net"
 	"slices"
 	"strconv"
@@ -23,10 +22,9 @@ import (
 
 // faults is a hook of a client. A test decides with it what happens to the commands of its Lockers.
 type faults struct {
-	mu     sync.Mutex
-	on     func(op string) fault // protected by mu; nil: none
-	ops    []string              // protected by mu: the scripts that were called, in order
-	failed int                   // protected by mu: how many commands have met a fault
+	mu  sync.Mutex
+	on  func(op string) fault // protected by mu; nil: none
+	ops []string              // protected by mu: the scripts that were called, in order
 }
 
 // A fault happens in place of a command, which execute executes.
@@ -121,13 +119,8 @@ func (f *faults) take() string {
 // opOfText and opOfHash have the op of each script, by its text and by its hash.
 var opOfText, opOfHash = func() (byText, byHash map[string]string) {
 	byText, byHash = make(map[string]string), make(map[string]string)
-	files, err := fs.ReadDir(locktest.Scripts(), ".")
-	if err != nil {
-		panic(err)
-	}
-	for _, file := range files {
-		text := locktest.Text(file.Name())
-		_, op, _ := strings.Cut(strings.TrimSuffix(file.Name(), ".lua"), "_")
+	for file, text := range locktest.Scripts() {
+		_, op, _ := strings.Cut(strings.TrimSuffix(file, ".lua"), "_")
 		byText[text], byHash[redis.NewScript(text).Hash()] = op, op
 	}
 	return byText, byHash
@@ -175,20 +168,20 @@ func (f *faults) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		}
 		err := what(ctx, func() error { return next(ctx, cmd) })
 		cmd.SetErr(err)
-		if err != nil {
-			f.mu.Lock()
-			f.failed++
-			f.mu.Unlock()
-		}
 		return err
 	}
+}
+
+// A command is a call of a script that a server has got.
+type command struct {
+	at   time.Time
+	args []string // without the keys
 }
 
 // commands records the scripts that a server gets.
 type commands struct {
 	mu   sync.Mutex
-	at   []time.Time   // protected by mu
-	args [][]string    // protected by mu
+	list []command     // protected by mu
 	slow time.Duration // protected by mu
 
 	muted bool // subscriptions are refused
@@ -210,7 +203,8 @@ func record(m *miniredis.Miniredis) *commands {
 		}
 		c.mu.Lock()
 		slow := c.slow
-		c.at, c.args = append(c.at, time.Now()), append(c.args, append([]string{cmd}, args...))
+		keys, _ := strconv.Atoi(args[1])
+		c.list = append(c.list, command{time.Now(), slices.Clone(args[2+keys:])})
 		c.mu.Unlock()
 		time.Sleep(slow)
 		return false
@@ -228,25 +222,13 @@ func (c *commands) delay(d time.Duration) {
 func (c *commands) reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.at, c.args = nil, nil
+	c.list = nil
 }
 
-func (c *commands) times() []time.Time {
+func (c *commands) all() []command {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Clone(c.at)
-}
-
-func (c *commands) all() [][]string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Clone(c.args)
-}
-
-// scriptArgs returns the arguments of a script, without its keys.
-func scriptArgs(command []string) []string {
-	keys, _ := strconv.Atoi(command[2])
-	return command[3+keys:]
+	return slices.Clone(c.list)
 }
 
 // token returns a token as long as the token of an attempt.

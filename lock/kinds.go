@@ -90,8 +90,7 @@ func (s semaphore) acquire(ctx context.Context, o *owner, within time.Duration, 
 // A renewal prolongs the time for which the size of a semaphore counts. Processes may hold their
 // places for as long as they live. If only grants counted, processes with the smaller size would
 // find no place beside them. A grant to a process with a larger size wakes a waiter, as a release
-// does: its size may be the smaller one. See TestNewSemaphore_LargerSizeWhileItIsUsed and
-// TestNewSemaphore_LargerSizeWakesWaiter.
+// does: its size may be the smaller one. See TestSemaphoreScripts and TestNewSemaphore_LargerSizeWakesWaiter.
 func (s semaphore) renew(ctx context.Context, o *owner, sent *time.Time) (bool, error) {
 	return o.runRenew(ctx, sent, semaphoreRenew, []string{o.keys.lock, o.keys.ended, o.keys.details}, s.size)
 }

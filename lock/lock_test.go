@@ -1,6 +1,7 @@
 package lock_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"runtime/debug"
@@ -70,14 +71,9 @@ func runEachKind(t *testing.T, name string,
 // patient returns options for tests by the real clock that see only the errors which they have
 // made, also on a busy machine. What o sets is kept.
 func patient(o lock.Options) *lock.Options {
-	for _, d := range []struct {
-		field *time.Duration
-		value time.Duration
-	}{{&o.RedisTimeout, 9 * time.Second}, {&o.TTL, time.Minute}, {&o.WaiterTTL, time.Minute}} {
-		if *d.field == 0 {
-			*d.field = d.value
-		}
-	}
+	o.RedisTimeout = cmp.Or(o.RedisTimeout, 9*time.Second)
+	o.TTL = cmp.Or(o.TTL, time.Minute)
+	o.WaiterTTL = cmp.Or(o.WaiterTTL, time.Minute)
 	return &o
 }
 
@@ -116,11 +112,11 @@ func wantBusy(t testing.TB, l *lock.Locker) {
 	}
 }
 
-// wantIs checks an error by errors.Is, and that it is no other error of this package.
+// wantIs checks an error by errors.Is, and that it is no other error of this package. A nil in want says nothing.
 func wantIs(t testing.TB, what string, err error, want ...error) {
 	t.Helper()
 	for _, w := range want {
-		if !errors.Is(err, w) {
+		if w != nil && !errors.Is(err, w) {
 			t.Errorf("%s: %v, want it to be %q", what, err, w)
 		}
 	}
@@ -147,6 +143,7 @@ func wantHeld(t testing.TB, lease *lock.Lease) {
 	}
 }
 
+// wantLost waits until the lease is lost, but not for ever: a bubble would renew it endlessly.
 func wantLost(t testing.TB, lease *lock.Lease) {
 	t.Helper()
 	select {
@@ -154,16 +151,6 @@ func wantLost(t testing.TB, lease *lock.Lease) {
 		if cause := context.Cause(lease.Context()); !errors.Is(cause, lock.ErrLost) {
 			t.Errorf("the cause is %v, want ErrLost", cause)
 		}
-	default:
-		t.Error("the context has not ended")
-	}
-}
-
-// awaitEnd waits for the end of the lease, but not for ever: a bubble would renew it endlessly.
-func awaitEnd(t testing.TB, lease *lock.Lease) {
-	t.Helper()
-	select {
-	case <-lease.Context().Done():
 	case <-time.After(10 * time.Minute):
 		t.Error("the lease's context does not end")
 	}
@@ -228,9 +215,6 @@ func TestLocker_EveryKindOfClient(t *testing.T) {
 					locktest.Release(t, lease)
 				}
 				locktest.Release(t, got())
-				c := locktest.Crowd{Kind: k, Lockers: []*locktest.Locker{here, there}}
-				c.Run(t, 4, func(turns int) bool { return turns < 3 })
-				c.Want(t, 24)
 				wantKeys(t, rdb, name, ":fence", ":ended")
 			})
 		}
@@ -256,9 +240,8 @@ func TestLocker_ClosedClient(t *testing.T) {
 		wantIs(t, "TryAcquire", err, lock.ErrUnavailable, redis.ErrClosed)
 		wantElapsed(t, "all that returns", begun, 0)
 		f.take()
-		awaitEnd(t, forgotten)
-		wantElapsed(t, "the other lease is lost", begun, leaseTTL-leaseMargin)
 		wantLost(t, forgotten)
+		wantElapsed(t, "the other lease is lost", begun, leaseTTL-leaseMargin)
 		f.take()
 		time.Sleep(time.Hour)
 		if ops := f.take(); ops != "abandon" {

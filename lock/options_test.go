@@ -146,9 +146,7 @@ func TestOptions_Copied(t *testing.T) {
 		if n := len(e.Of("renewed")); n != 2 {
 			t.Errorf("%d renewals:%s", n, &e)
 		}
-		if s := e.Transitions(); s != "acquired released acquired released" {
-			t.Errorf("told %q", s)
-		}
+		e.WantTransitions(t, "acquired released acquired released")
 	})
 }
 

@@ -77,9 +77,7 @@ func TestRelease_NilOnce(t *testing.T) {
 			time.Sleep(time.Minute)
 			wantHeld(t, next)
 			mustRelease(t, next)
-			if s := e.Transitions(); s != "acquired released acquired released" {
-				t.Errorf("told %q", s)
-			}
+			e.WantTransitions(t, "acquired released acquired released")
 		})
 	}
 }
@@ -160,9 +158,7 @@ func TestRelease_NotAnswered(t *testing.T) {
 				wantIs(t, "Release when Redis answers", lease.Release(t.Context()))
 			}
 			wantIs(t, "Release after one that returned nil", lease.Release(t.Context()), lock.ErrLost)
-			if s := e.Transitions(); s != "acquired released" {
-				t.Errorf("told %q", s)
-			}
+			e.WantTransitions(t, "acquired released")
 			wantKeys(t, rdb, "n", ":fence")
 		})
 	}
@@ -216,9 +212,7 @@ func TestRelease_BehindALongQueue(t *testing.T) {
 		mustRelease(t, holder)
 		wantKeys(t, rdb, "n", ":fence")
 		wantIs(t, "Release in the end", lease.Release(t.Context()))
-		if s := e.Transitions(); s != "acquired released" {
-			t.Errorf("told %q", s)
-		}
+		e.WantTransitions(t, "acquired released")
 	})
 }
 
@@ -242,9 +236,7 @@ func TestRelease_Forgotten(t *testing.T) {
 		f.set(nil)
 		time.Sleep(2 * leaseWaits)
 		wantIs(t, "Release when it is forgotten", lease.Release(t.Context()), lock.ErrAmbiguous)
-		if s := e.Transitions(); s != "acquired released" {
-			t.Errorf("told %q", s)
-		}
+		e.WantTransitions(t, "acquired released")
 	})
 }
 

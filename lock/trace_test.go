@@ -42,39 +42,24 @@ func TestAddTrace(t *testing.T) {
 	})
 }
 
-// A caller that finds the lock busy learns who holds it, from the reply that says so.
+// A caller that finds the lock busy learns who holds it, at once and after a wait. Its Trace learns it, too.
 func TestOptions_Holder(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		for _, kind := range kinds {
-			name := redistest.Namespace(t)
-			defer mustRelease(t, mustTry(t, newLocker(t, kind, rdb, name, patient(lock.Options{Holder: "web-1 \"a\""}))))
-			_, err := newLocker(t, kind, rdb, name, patient(lock.Options{})).TryAcquire(t.Context())
-			wantHolder(t, err, name, "web-1 \"a\"")
-		}
-	})
-}
-
-// A caller that waited and did not get the lock learns its holder, and its Trace learns it, too.
-func TestOptions_HolderAfterWait(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, _ *miniredis.Miniredis, rdb *redis.Client) {
-		defer mustRelease(t, mustTry(t, newLocker(t, kind, rdb, "n", &lock.Options{Holder: "web-1"})))
+		defer mustRelease(t, mustTry(t, newLocker(t, kind, rdb, "n", &lock.Options{Holder: "web-1 \"a\""})))
 		var e locktest.Events
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		_, err := newLocker(t, kind, rdb, "n", &lock.Options{Trace: e.Trace()}).Acquire(ctx)
-		wantHolder(t, err, "n", "web-1")
-		if waits := e.Of("waited"); len(waits) != 1 || waits[0].Holder != "web-1" {
+		l := newLocker(t, kind, rdb, "n", &lock.Options{Trace: e.Trace()})
+		for what, call := range map[string]func(context.Context) (*lock.Lease, error){"TryAcquire": l.TryAcquire, "Acquire": l.Acquire} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			_, err := call(ctx)
+			cancel()
+			if want := `"n" is held by "web-1 \"a\""`; !errors.Is(err, lock.ErrBusy) || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want ErrBusy, %s", what, err, want)
+			}
+		}
+		if waits := e.Of("waited"); len(waits) != 1 || waits[0].Holder != "web-1 \"a\"" {
 			t.Errorf("waited for %+v", waits)
 		}
 	})
-}
-
-func wantHolder(t testing.TB, err error, name, holder string) {
-	t.Helper()
-	if want := fmt.Sprintf("%q is held by %q", name, holder); !errors.Is(err, lock.ErrBusy) || !strings.Contains(err.Error(), want) {
-		t.Errorf("%v, want ErrBusy, %s", err, want)
-	}
 }
 
 // By default the holder is this process, and a semaphore has others. A lock that is free, and kept for a

@@ -34,20 +34,21 @@ func TestAcquire_DeadHolder(t *testing.T) {
 			if took := time.Since(begun); took < life-time.Millisecond || took > life+6*time.Millisecond {
 				t.Errorf("taken over after %v, want %v and 6ms more at most", took, life)
 			}
-			at := c.times()
+			asked := c.all()
 			pauses := make(map[time.Duration]bool) // random ones: waiters that begin together do not ask together
 			backoff := 2 * time.Millisecond
-			for i := range len(at) - 2 { // the last pause ends with the lease
+			for i := range len(asked) - 2 { // the last pause ends with the lease
 				if kind == "fair" { // the pause of the first waiter follows the age of the lease
-					backoff = min(max(2*time.Millisecond, at[i].Sub(begun)/8), 100*time.Millisecond)
+					backoff = min(max(2*time.Millisecond, asked[i].at.Sub(begun)/8), 100*time.Millisecond)
 				}
-				if pause := at[i+1].Sub(at[i]); pause < backoff/2 || pause > backoff*3/2 {
+				pause := asked[i+1].at.Sub(asked[i].at)
+				if pause < backoff/2 || pause > backoff*3/2 {
 					t.Errorf("pause %d is %v, want half to one and a half of %v", i, pause, backoff)
 				}
-				pauses[at[i+1].Sub(at[i])] = true
+				pauses[pause] = true
 				backoff = min(2*backoff, 100*time.Millisecond)
 			}
-			if n := len(at); n < 70 || n > 200 || len(pauses) < n/2 {
+			if n := len(asked); n < 70 || n > 200 || len(pauses) < n/2 {
 				t.Errorf("it has asked %d times in %v, after %d different pauses", n, life, len(pauses))
 			}
 			mustRelease(t, lease)
@@ -88,11 +89,20 @@ func compete(t *testing.T, kind string, m *miniredis.Miniredis, hold time.Durati
 	for i := range counts {
 		l := newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil)
 		wg.Go(func() {
-			counts[i] = takes(ctx, t, l, hold, func(n int) {
-				if n == times && done.Add(1) == loops {
+			for ctx.Err() == nil {
+				lease, err := l.Acquire(ctx)
+				if err != nil {
+					if !errors.Is(err, ctx.Err()) {
+						t.Error(err)
+					}
+					return
+				}
+				if counts[i]++; counts[i] == times && done.Add(1) == loops {
 					cancel()
 				}
-			})
+				time.Sleep(hold)
+				mustRelease(t, lease)
+			}
 		})
 	}
 	wg.Wait()
@@ -100,25 +110,6 @@ func compete(t *testing.T, kind string, m *miniredis.Miniredis, hold time.Durati
 	if done.Load() != loops {
 		t.Errorf("grants: %v, want each process to have %d", counts, times)
 	}
-}
-
-// takes acquires, holds and releases a lock until ctx ends, and returns how often. It calls granted
-// with the number of each grant.
-func takes(ctx context.Context, t *testing.T, l *lock.Locker, hold time.Duration, granted func(n int)) (n int) {
-	for ctx.Err() == nil {
-		lease, err := l.Acquire(ctx)
-		if err != nil {
-			if !errors.Is(err, ctx.Err()) {
-				t.Error(err)
-			}
-			return n
-		}
-		n++
-		granted(n)
-		time.Sleep(hold)
-		mustRelease(t, lease)
-	}
-	return n
 }
 
 // Two hundred waiters of a process send a few scripts, and waiters of a fair mutex one more each, for

@@ -71,18 +71,13 @@ func TestWakeUp_AtTheRelease(t *testing.T) {
 func TestWakeUp_OnePerFreePlace(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		const size = 3
-		open := func(rdb redis.UniversalClient) *lock.Locker {
-			l, err := lock.NewSemaphore(rdb, "n", size, nil)
-			redistest.Must(t, err)
-			return l
-		}
 		var held []*lock.Lease
 		for range size {
-			held = append(held, mustAcquire(t, open(rdb)))
+			held = append(held, mustAcquire(t, semaphore(t, rdb, "n", size, nil)))
 		}
 		leases := make(chan *lock.Lease)
 		for range 2 * size {
-			l := open(redistest.NewMiniClient(t, m))
+			l := semaphore(t, redistest.NewMiniClient(t, m), "n", size, nil)
 			go func() { leases <- mustAcquire(t, l) }()
 			time.Sleep(listening)
 		}
@@ -361,8 +356,6 @@ func TestWakeUp_NothingIsLeft(t *testing.T) {
 			t.Errorf("channels that are left: %q", channels)
 		}
 		mustRelease(t, lease)
-		if keys := leftKeys(m); len(keys) > 0 {
-			t.Errorf("%v are left", keys)
-		}
+		wantKeys(t, rdb, "n", ":fence")
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/singlefill/singlefill/lock"
@@ -66,13 +67,16 @@ func (e *Events) Errors() map[string][]error {
 	return failed
 }
 
-// Transitions names the events of leases in order, except renewals.
-func (e *Events) Transitions() string {
+// WantTransitions checks the names of the events of leases in order, except renewals.
+func (e *Events) WantTransitions(t testing.TB, want string) {
+	t.Helper()
 	var names []string
 	for _, event := range e.Of("acquired", "released", "lost") {
 		names = append(names, event.What)
 	}
-	return strings.Join(names, " ")
+	if told := strings.Join(names, " "); told != want {
+		t.Errorf("told %q, want %q:%s", told, want, e)
+	}
 }
 
 // Reset forgets the events so far.

@@ -1,9 +1,6 @@
 package lock_test
 
 import (
-	"strconv"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -29,10 +26,6 @@ const (
 	firm = 2 * time.Second
 
 	stuckAfter = 30 * time.Second
-
-	// gone and notRenewed are parts of the reasons for a loss.
-	gone       = "gone from Redis"
-	notRenewed = "not be renewed"
 )
 
 // A heldLock is a lock whose places are all held. It is named after its kind.
@@ -74,15 +67,6 @@ func (h heldLock) release(t testing.TB) {
 	if n := h.holder.Count("lost"); n != 0 {
 		t.Errorf("%s: Trace was told of %d lost", h.Name, n)
 	}
-}
-
-// eachHeld calls f for all locks at the same time.
-func eachHeld(all []heldLock, f func(h heldLock)) {
-	var group sync.WaitGroup
-	for _, h := range all {
-		group.Go(func() { f(h) })
-	}
-	group.Wait()
 }
 
 // A contestedLock is a heldLock with a waiter.
@@ -144,13 +128,6 @@ func (p proxied) on(act string, action redistest.Action) *redistest.Rule {
 func (p proxied) through(redisTimeout time.Duration, change ...func(*redis.Options)) *locktest.Locker {
 	p.t.Helper()
 	return p.Locker(p.t, p.proxy.Client(p.t, change...), p.name, redisTimeout, locktest.Long)
-}
-
-// fence returns the last fence, by the server.
-func (p proxied) fence() int64 {
-	number, _, _ := strings.Cut(p.s.Admin().Get(p.t.Context(), locktest.Key(p.name)+":fence").Val(), " ")
-	n, _ := strconv.ParseInt(number, 10, 64)
-	return n
 }
 
 // left returns the keys and the marks of the lock.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -128,14 +129,18 @@ func TestLease_LongFreeze(t *testing.T) {
 			}
 			end := silence(t, s, p)
 			begun := time.Now()
-			eachHeld(all, func(h heldLock) {
-				if _, err := others[h.Name].Acquire(t.Context()); !errors.Is(err, lock.ErrAmbiguous) {
-					t.Errorf("%s: Acquire during the silence = %v, want ErrAmbiguous", h.Name, err)
-				}
-			})
+			var callers sync.WaitGroup
+			for name, other := range others {
+				callers.Go(func() {
+					if _, err := other.Acquire(t.Context()); !errors.Is(err, lock.ErrAmbiguous) {
+						t.Errorf("%s: Acquire during the silence = %v, want ErrAmbiguous", name, err)
+					}
+				})
+			}
+			callers.Wait()
 			for _, h := range all {
 				for _, l := range h.leases {
-					h.holder.WantLost(t, l, notRenewed)
+					h.holder.WantLost(t, l, "not be renewed")
 				}
 			}
 			redistest.Await(t, "two TTLs are over", func() bool { return time.Since(begun) > 2*ttl })
@@ -148,7 +153,7 @@ func TestLease_LongFreeze(t *testing.T) {
 	}
 }
 
-// A network that is bad all the time. What is measured is logged.
+// A network that is bad all the time.
 
 // Clients whose connections are killed all the time never hold a lock together.
 //
@@ -162,20 +167,67 @@ func TestAcquire_KilledConnections(t *testing.T) {
 		}
 	}
 	kills, stop := s.KillConnections()
-	var all sync.WaitGroup
+	var callers sync.WaitGroup
+	var crowds []*crowd
 	for _, k := range locktest.Kinds {
-		all.Go(func() {
-			c := &locktest.Crowd{Kind: k, Lockers: []*locktest.Locker{
-				k.Locker(t, s.Client(t), k.Name, time.Second, locktest.Long),
-				k.Locker(t, s.Client(t, redistest.NoRetry), k.Name, time.Second, locktest.Long),
-			}}
-			c.Run(t, 3, func(int) bool { return kills.Load() < 150 })
-		})
+		c := &crowd{Kind: k}
+		for _, change := range retryingClients {
+			l := k.Locker(t, s.Client(t, change), k.Name, time.Second, locktest.Long)
+			for range 3 {
+				callers.Go(func() {
+					for kills.Load() < 150 && !t.Failed() {
+						c.turn(t, l)
+					}
+				})
+			}
+		}
+		crowds = append(crowds, c)
 	}
-	all.Wait()
+	callers.Wait()
 	stop()
 	t.Logf("%d connections were killed", kills.Load())
-	for _, k := range locktest.Kinds {
-		k.WantFree(t, s, k.Name)
+	for _, c := range crowds {
+		if c.last == 0 {
+			t.Errorf("%s: there was no grant", c.Name)
+		}
+		c.WantFree(t, s, c.Name)
+	}
+}
+
+// A crowd is callers that compete for a lock, and what they have seen. What they do with the lock held is only right
+// if there are never too many holders.
+type crowd struct {
+	locktest.Kind
+	running atomic.Int64
+
+	mu   sync.Mutex
+	last int64 // protected by mu: the largest fence
+}
+
+// turn takes a lease and releases it. Errors of Redis are none.
+func (c *crowd) turn(t *testing.T, l *locktest.Locker) {
+	ofRedis := func(err error) bool { return errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrAmbiguous) }
+	ctx, cancel := context.WithTimeout(t.Context(), stuckAfter)
+	defer cancel()
+	lease, err := l.Acquire(ctx)
+	if err != nil {
+		if !ofRedis(err) {
+			t.Errorf("%s: cannot acquire: %v", c.Name, err)
+		}
+		return
+	}
+	if n := int(c.running.Add(1)); n > c.Size {
+		t.Errorf("%s: %d hold it at once, want at most %d", c.Name, n, c.Size)
+	}
+	c.mu.Lock()
+	if c.Size == 1 && lease.Fence() <= c.last {
+		t.Errorf("%s: fence %d after %d", c.Name, lease.Fence(), c.last)
+	}
+	c.last = max(c.last, lease.Fence())
+	c.mu.Unlock()
+	time.Sleep(50 * time.Microsecond) // so that holders could overlap
+	c.running.Add(-1)
+	if err := lease.Release(t.Context()); err != nil && !ofRedis(err) {
+		t.Errorf("%s: cannot release: %v", c.Name, err)
 	}
 }

@@ -21,23 +21,20 @@ import (
 // A refusal is a state of a server in which it grants nothing.
 type refusal struct {
 	says  string // in the error
-	start func(t *testing.T) *redistest.Server
 	begin func(t testing.TB, s *redistest.Server) (end func())
 }
 
-func startAlone(t *testing.T) *redistest.Server { return redistest.Start(t) }
-
 var refusals = []refusal{
-	{"BUSY", startAlone, redistest.KeepBusy},
-	{"LOADING", startAlone, redistest.Reload},
-	{"OOM", startAlone, redistest.Config("maxmemory", "1", "0")},
-	{"NOREPLICAS", startAlone, redistest.Config("min-replicas-to-write", "1", "0")},
-	{"MISCONF", startAlone, redistest.FailSaves},
-	{"connection refused", startAlone, func(_ testing.TB, s *redistest.Server) func() { s.Kill(); return s.Restart }},
-	{"READONLY", func(t *testing.T) *redistest.Server { return redistest.StartReplica(t, redistest.Start(t)) },
-		func(t testing.TB, s *redistest.Server) func() {
-			return func() { redistest.Do(t, s.Admin(), "replicaof", "no", "one") }
-		}},
+	{"BUSY", redistest.KeepBusy},
+	{"LOADING", redistest.Reload},
+	{"OOM", redistest.Config("maxmemory", "1", "0")},
+	{"NOREPLICAS", redistest.Config("min-replicas-to-write", "1", "0")},
+	{"MISCONF", redistest.FailSaves},
+	{"connection refused", func(_ testing.TB, s *redistest.Server) func() { s.Kill(); return s.Restart }},
+	{"READONLY", func(t testing.TB, s *redistest.Server) func() {
+		redistest.Do(t, s.Admin(), "replicaof", "127.0.0.1", "1") // no server is there
+		return func() { redistest.Do(t, s.Admin(), "replicaof", "no", "one") }
+	}},
 }
 
 // A server that answers with a refusal is ErrUnavailable and not ErrBusy, and has granted nothing.
@@ -49,7 +46,7 @@ func TestErrUnavailable_Refusals(t *testing.T) {
 	for _, r := range refusals {
 		t.Run(r.says, func(t *testing.T) {
 			t.Parallel()
-			s := r.start(t)
+			s := redistest.Start(t)
 			end := r.begin(t, s)
 			var callers sync.WaitGroup
 			for _, k := range locktest.Kinds {
@@ -132,7 +129,7 @@ func TestLease_WithoutMemory(t *testing.T) {
 func TestAcquire_MissingRight(t *testing.T) {
 	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
 		s := redistest.Start(t)
-		all := rights(t, k)
+		all := rights(k)
 		var group sync.WaitGroup
 		for rule, says := range all {
 			user := s.User(t, append([]string{"~*", "&*", "+@all"}, strings.Fields(rule)...)...)
@@ -168,13 +165,13 @@ var callInScript = regexp.MustCompile(`redis\.(p?)call\('(\w+)'`)
 
 // rights returns rules that take a right which the scripts of a kind use, and what the error names:
 // nothing if they can do without it, as without the rights to wake waiters.
-func rights(t *testing.T, k locktest.Kind) map[string]string {
+func rights(k locktest.Kind) map[string]string {
 	rules := map[string]string{
 		"-@scripting": "+eval and +evalsha", "-evalsha": "+eval and +evalsha",
 		"resetkeys ~other:*": "the keys {name}:lock*",
 	}
 	for _, act := range []string{"acquire", "renew", "release", "abandon"} {
-		own := strings.TrimPrefix(k.Script(t, act), locktest.Shared())
+		own := strings.TrimPrefix(k.Script(act), locktest.Shared())
 		for _, text := range []string{locktest.Shared(), own} {
 			for _, call := range callInScript.FindAllStringSubmatch(text, -1) {
 				rule := "-" + strings.ToLower(call[2])
