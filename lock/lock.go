@@ -135,16 +135,9 @@ func (l *Locker) redisFailed(ctx context.Context, op string, err error) {
 // [Options.TTL] after the last answer, and a caller that has had no answer yet for
 // [Options.RedisTimeout], or behind others of its process for up to twice that.
 //
-// The error says what is known:
-//
-//   - [ErrBusy]: ctx ended, and by the last answer the lock was busy. The text says who held it: see
-//     [Options.Holder].
-//   - [ErrUnavailable]: Redis could not be reached, or could not write, for as long as said above, or
-//     until ctx ended. Nothing was acquired.
-//   - [ErrAmbiguous]: a command was sent and not answered. What it may have acquired is given back in
-//     the background, or ends after TTL.
-//   - [ErrConflict]: a lock of another kind, or some other data, uses this name.
-//   - Any other error: a setting has to change, for example a missing permission.
+// The error is one of those in the documentation of the package, and says what is known. It is [ErrBusy] if
+// ctx ended, and by the last answer the lock was busy. [ErrAmbiguous] and [ErrUnavailable] come after as long
+// as said above, or when ctx ends.
 //
 // If ctx has ended, the error also is ctx.Err(), by errors.Is. If no answer came before, its text says
 // so: perhaps only ctx was too short.

@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"sync"
@@ -50,10 +51,10 @@ type Options struct {
 // queues tells that waiters have places in a queue.
 func (o Options) withDefaults(queues bool) (Options, error) {
 	checkWaiters := queues || o.WaiterTTL != 0
-	o.TTL = orDefault(o.TTL, 10*time.Second)
+	o.TTL = cmp.Or(o.TTL, 10*time.Second)
 	o.MaxHold = max(0, o.MaxHold)
-	o.WaiterTTL = orDefault(o.WaiterTTL, 5*time.Second)
-	o.RedisTimeout = orDefault(o.RedisTimeout, 500*time.Millisecond)
+	o.WaiterTTL = cmp.Or(o.WaiterTTL, 5*time.Second)
+	o.RedisTimeout = cmp.Or(o.RedisTimeout, 500*time.Millisecond)
 	if err := o.check(checkWaiters); err != nil {
 		return o, err
 	}
@@ -70,14 +71,6 @@ var thisProcess = sync.OnceValue(func() string {
 	pid := fmt.Sprint(":", os.Getpid())
 	return host[:min(len(host), maxHolder-len(pid))] + pid
 })
-
-func orDefault[V comparable](v, def V) V {
-	var zero V
-	if v == zero {
-		return def
-	}
-	return v
-}
 
 func (o Options) check(waiters bool) error {
 	switch {
