@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/singlefill/singlefill/internal/tests/locktest"
 	"github.com/singlefill/singlefill/lock"
 )
 
@@ -29,17 +30,8 @@ func (x *process) locker(p plan) *lock.Locker {
 			},
 		},
 	}
-	name := "lock " + p.Name
-	var l *lock.Locker
-	var err error
-	switch p.Of {
-	case "mutex":
-		l, err = lock.NewMutex(x.rdb, name, opts)
-	case "fair":
-		l, err = lock.NewFairMutex(x.rdb, name, opts)
-	default:
-		l, err = lock.NewSemaphore(x.rdb, name, kinds[p.Of], opts)
-	}
+	name, _, _ := strings.Cut(p.Of, " ")
+	l, err := locktest.Kind{Name: name, Size: kinds[p.Of]}.Open(x.rdb, "lock "+p.Name, opts)
 	must(err)
 	return l
 }
