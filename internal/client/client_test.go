@@ -496,14 +496,9 @@ func TestBreaker_ConcurrentCallers(t *testing.T) {
 // Unreachable is true for errors of servers that cannot answer, and false for refusals.
 func TestUnreachable(t *testing.T) {
 	t.Parallel()
-	m, twin := redistest.StartMini(t)
-	opt := *twin.Options()
-	opt.MaxRetries = -1
-	rdb := redis.NewClient(&opt)
-	defer rdb.Close()
-	if err := rdb.Ping(t.Context()).Err(); err != nil { // connected before the errors
-		t.Fatal(err)
-	}
+	m, _ := redistest.StartMini(t)
+	rdb := redistest.NewMiniClient(t, m, redistest.NoRetry)
+	redistest.Must(t, rdb.Ping(t.Context()).Err()) // connected before the errors
 	for text, want := range map[string]bool{
 		"LOADING Redis is loading the dataset in memory":                     true,
 		"BUSY Redis is busy running a script.":                               true,

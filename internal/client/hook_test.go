@@ -14,22 +14,11 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// refusing is a hook that refuses pipelines, and sets no error of their commands.
-type refusing struct{ redis.Hook }
-
-var errRefusing = errors.New("the hook refuses")
-
-func (refusing) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (refusing) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-func (refusing) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(context.Context, []redis.Cmder) error { return errRefusing }
-}
-
 // A pipeline that a hook of the user refuses is no answer: each of its commands fails.
 func TestPipelined_RefusedByHook(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		rdb := mute(t)
-		rdb.AddHook(refusing{})
+		rdb, errRefusing := mute(t), errors.New("the hook refuses")
+		rdb.AddHook(redistest.Pipelines(func(context.Context, []redis.Cmder, redis.ProcessPipelineHook) error { return errRefusing }))
 		w := watch(t, rdb, timeout)
 		if _, _, err := w.GetMany(t.Context(), nil, []string{"a", "b"}); !errors.Is(err, errRefusing) {
 			t.Errorf("GetMany: %v", err)

@@ -61,7 +61,7 @@ func TestRunAll_PartNotAnswered(t *testing.T) {
 			"not sent":        {unsent: true},
 		} {
 			_, rdb := redistest.StartMini(t)
-			rdb.AddHook(replies(func(cmds []redis.Cmder) error {
+			rdb.AddHook(redistest.Pipelines(func(_ context.Context, cmds []redis.Cmder, _ redis.ProcessPipelineHook) error {
 				for i, cmd := range cmds {
 					if !c.unsent {
 						cmd.Args() // as the writer does
@@ -81,15 +81,6 @@ func TestRunAll_PartNotAnswered(t *testing.T) {
 			}
 		}
 	})
-}
-
-// replies answers pipelines in place of the server.
-type replies func(cmds []redis.Cmder) error
-
-func (replies) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (replies) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-func (h replies) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(_ context.Context, cmds []redis.Cmder) error { return h(cmds) }
 }
 
 // RetryAll repeats what is not answered, and nothing else.

@@ -3,15 +3,14 @@ package client
 import (
 	"context"
 	"errors"
-	"net"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	miniserver "github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -273,12 +272,11 @@ func TestServer_Forgotten(t *testing.T) {
 func TestBounded_OnConnect(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		m, _ := redistest.StartMini(t)
-		opt := *redistest.NewMiniClient(t, m).Options()
-		opt.ContextTimeoutEnabled = true
-		opt.OnConnect = func(context.Context, *redis.Conn) error { time.Sleep(time.Minute); return errors.New("too late") }
-		rdb := redis.NewClient(&opt)
-		defer rdb.Close()
 		t.Cleanup(func() { time.Sleep(time.Hour) }) // the last connections are made
+		rdb := redistest.NewMiniClient(t, m, func(o *redis.Options) {
+			o.ContextTimeoutEnabled = true
+			o.OnConnect = func(context.Context, *redis.Conn) error { time.Sleep(time.Minute); return errors.New("too late") }
+		})
 		w := watch(t, rdb, timeout)
 		for way, get := range gets {
 			begun := time.Now()
@@ -330,10 +328,10 @@ func TestWait_OnlyPingsAnswered(t *testing.T) {
 	t.Parallel()
 	for _, bounded := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			w := watch(t, mute(t, func(o *redis.Options) {
-				o.ContextTimeoutEnabled = bounded
-				o.Dialer = func(context.Context, string, string) (net.Conn, error) { return answering("ping", "+PONG\r\n"), nil }
-			}), timeout)
+			m, _ := redistest.StartMini(t)
+			m.Server().SetPreHook(func(_ *miniserver.Peer, cmd string, _ ...string) bool { return cmd == "GET" }) // without a reply
+			rdb := redistest.NewMiniClient(t, m, func(o *redis.Options) { o.ContextTimeoutEnabled = bounded })
+			w := watch(t, rdb, timeout)
 			w.node.alone.size = 1
 			begun := time.Now()
 			var wg sync.WaitGroup
@@ -353,30 +351,4 @@ func TestWait_OnlyPingsAnswered(t *testing.T) {
 			}
 		})
 	}
-}
-
-// answering returns a connection to a server that refuses HELLO, and CLIENT, by which go-redis asks for
-// notifications of maintenance; and answers one command only.
-func answering(command, reply string) net.Conn {
-	ours, theirs := net.Pipe()
-	go func() {
-		defer func() { _ = theirs.Close() }()
-		buf := make([]byte, 4096)
-		for {
-			n, err := theirs.Read(buf)
-			if err != nil {
-				return
-			}
-			switch sent := strings.ToLower(string(buf[:n])); {
-			case strings.Contains(sent, "hello"), strings.Contains(sent, "client"):
-				_, err = theirs.Write([]byte("-ERR unknown command\r\n"))
-			case strings.Contains(sent, command):
-				_, err = theirs.Write([]byte(reply))
-			}
-			if err != nil {
-				return
-			}
-		}
-	}()
-	return ours
 }

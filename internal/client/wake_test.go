@@ -23,15 +23,15 @@ func TestListener_ClosedWhileDialling(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			m, _ := redistest.StartMini(t)
-			opt := *redistest.NewMiniClient(t, m).Options()
 			dialled, dials := make(chan struct{}), atomic.Int64{}
-			opt.OnConnect = func(context.Context, *redis.Conn) error {
-				if dials.Add(1) == 2 {
-					<-dialled
+			rdb := redistest.NewMiniClient(t, m, func(o *redis.Options) {
+				o.OnConnect = func(context.Context, *redis.Conn) error {
+					if dials.Add(1) == 2 {
+						<-dialled
+					}
+					return nil
 				}
-				return nil
-			}
-			rdb := redis.NewClient(&opt)
+			})
 			w := watch(t, rdb, timeout)
 			_ = w.get(t.Context()) // over the first connection
 			var told atomic.Bool

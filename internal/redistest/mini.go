@@ -25,8 +25,12 @@ func StartMini(t testing.TB) (*miniredis.Miniredis, *redis.Client) {
 }
 
 // NewMiniClient returns another client of m, as a second process would have.
-func NewMiniClient(t testing.TB, m *miniredis.Miniredis) *redis.Client {
-	c := redis.NewClient(mini.Options(func() (net.Conn, error) { return mini.Dial(m) }))
+func NewMiniClient(t testing.TB, m *miniredis.Miniredis, mutate ...func(*redis.Options)) *redis.Client {
+	opt := mini.Options(func() (net.Conn, error) { return mini.Dial(m) })
+	for _, change := range mutate {
+		change(opt)
+	}
+	c := redis.NewClient(opt)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }

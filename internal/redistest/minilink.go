@@ -26,16 +26,14 @@ type MiniLink struct {
 
 // StartMiniLink returns a miniredis as StartMini does, and a client that reaches it over the link.
 func StartMiniLink(t testing.TB) (*MiniLink, *redis.Client) {
-	m, direct := StartMini(t)
+	m, _ := StartMini(t)
 	l := &MiniLink{Mini: m, sent: make(map[string]int)}
-	opt := *direct.Options()
-	opt.Dialer = func(context.Context, string, string) (net.Conn, error) {
-		conn, err := mini.Dial(m)
-		return &miniConn{conn, l}, err
-	}
-	c := redis.NewClient(&opt)
-	t.Cleanup(func() { _ = c.Close() })
-	return l, c
+	return l, NewMiniClient(t, m, func(o *redis.Options) {
+		o.Dialer = func(context.Context, string, string) (net.Conn, error) {
+			conn, err := mini.Dial(m)
+			return &miniConn{conn, l}, err
+		}
+	})
 }
 
 // BlackHole makes the link swallow everything that the client sends. Connections stay open, and
