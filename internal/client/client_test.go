@@ -436,25 +436,6 @@ func TestBreaker_Probes(t *testing.T) {
 	}
 }
 
-// A breaker does not probe through a closed client.
-func TestBreaker_ClosedClient(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		_, rdb := redistest.StartMini(t)
-		w := watch(t, rdb, timeout)
-		_ = rdb.Close()
-		for range Limit {
-			if err := w.get(t.Context()); !errors.Is(err, redis.ErrClosed) {
-				t.Errorf("get = %v", err)
-			}
-			time.Sleep(timeout)
-		}
-		time.Sleep(time.Minute)
-		if n := w.failures("ping"); n != 1 {
-			t.Errorf("asked %d times, want once", n)
-		}
-	})
-}
-
 // A server that goes down and comes back again and again neither blocks the breaker nor makes it report
 // a wrong state.
 //

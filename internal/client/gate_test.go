@@ -2,53 +2,24 @@ package client
 
 import (
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 )
 
-// A gate admits commands in the order of their arrival.
-func TestGate_Order(t *testing.T) {
+// A command that gives up when it has been admitted leaves its place to the next one.
+func TestGate_GivesUpItsPlace(t *testing.T) {
 	t.Parallel()
-	g := gate{size: 2}
-	for i := range 3 {
-		if entered := g.tryEnter(); entered != (i < 2) {
-			t.Fatalf("command %d at a gate of two: %t", i, entered)
-		}
-	}
-	var line []*waiter
-	for range 4 {
-		line = append(line, g.enqueue(parcel{}))
-	}
-	open := func() (open []bool) {
-		for _, p := range line {
-			select {
-			case <-p.admitted:
-				open = append(open, true)
-			default:
-				open = append(open, false)
-			}
-		}
-		return open
-	}
+	g := gate{size: 1}
+	g.tryEnter()
+	first, next := g.enqueue(parcel{}), g.enqueue(parcel{})
 	g.leave(true)
-	if got := open(); !slices.Equal(got, []bool{true, false, false, false}) {
-		t.Fatalf("after one has left: %v", got)
+	if !over(first.admitted) || over(next.admitted) {
+		t.Error("they are not admitted in order")
 	}
-	if g.tryEnter() {
-		t.Fatal("a newcomer overtakes")
-	}
-	g.giveUp(line[1]) // while it waits
-	g.giveUp(line[0]) // after it was admitted
-	if got := open(); !slices.Equal(got, []bool{true, false, true, false}) {
-		t.Fatalf("after the first two have given up: %v", got)
-	}
-	for range 3 {
-		g.leave(true)
-	}
-	if state := g.state.Load(); state != 0 || !open()[3] {
-		t.Fatalf("when all have left, the last admitted: %v, the state is %#x", open(), state)
+	g.giveUp(first)
+	if !over(next.admitted) {
+		t.Error("the place is lost")
 	}
 }
 
