@@ -3,6 +3,7 @@ package wake_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
@@ -25,6 +27,7 @@ type ear struct {
 	messages, changes atomic.Int64
 }
 
+// listen listens until the test ends, and then closes the connection of l, if this is the last one.
 func listen(t testing.TB, l *wake.Listener, name string) *ear {
 	e := new(ear)
 	e.Subscription = l.Listen(name, func(_ string, ok bool) {
@@ -34,7 +37,10 @@ func listen(t testing.TB, l *wake.Listener, name string) *ear {
 			e.changes.Add(1)
 		}
 	})
-	t.Cleanup(e.Close)
+	t.Cleanup(func() {
+		e.Close()
+		l.CloseIdle()
+	})
 	return e
 }
 
@@ -64,10 +70,6 @@ func TestListener_Hears(t *testing.T) {
 		if n := other.messages.Load(); n != 0 {
 			t.Errorf("another channel got %d messages", n)
 		}
-		for _, e := range []*ear{a, b, other} {
-			e.Close()
-		}
-		l.CloseIdle()
 	})
 }
 
@@ -85,12 +87,7 @@ func TestListener_OneConnection(t *testing.T) {
 	}
 	close(dialled)
 	redistest.Await(t, "all are complete", func() bool {
-		for _, e := range ears {
-			if !e.complete() {
-				return false
-			}
-		}
-		return true
+		return !slices.ContainsFunc(ears, func(e *ear) bool { return !e.complete() })
 	})
 	if n := subscribers(t, s); n != 1 {
 		t.Errorf("%d connections listen, want 1", n)
@@ -117,7 +114,7 @@ func subscribers(t testing.TB, s *redistest.Server) int {
 
 // A channel without a Subscription is unsubscribed, and the connection without a channel is closed.
 func TestListener_Idle(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		l := wake.New(rdb)
 		a, b := listen(t, l, "a"), listen(t, l, "b")
 		synctest.Wait()
@@ -139,14 +136,12 @@ func TestListener_Idle(t *testing.T) {
 		if !again.complete() {
 			t.Error("no Subscription is complete any more")
 		}
-		again.Close()
-		l.CloseIdle()
 	})
 }
 
 // Who listens again soon finds the channel subscribed.
 func TestListener_KeepsSubscription(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		l := wake.New(rdb)
 		listen(t, l, "a").Close()
 		synctest.Wait()
@@ -156,8 +151,6 @@ func TestListener_KeepsSubscription(t *testing.T) {
 		if !again.complete() || m.CommandCount() != commands {
 			t.Errorf("complete: %t, after %d commands", again.complete(), m.CommandCount()-commands)
 		}
-		again.Close()
-		l.CloseIdle()
 	})
 }
 
@@ -192,8 +185,6 @@ func TestListener_ConnectionBreaks(t *testing.T) {
 			redistest.Do(t, s.Admin(), "config", "set", "client-output-buffer-limit", "pubsub 33554432 8388608 60")
 			publish(t, s.Admin(), "a")
 			redistest.Await(t, "a message comes", func() bool { return e.messages.Load() > 0 })
-			e.Close()
-			l.CloseIdle()
 		})
 	}
 }
@@ -202,7 +193,7 @@ func TestListener_ConnectionBreaks(t *testing.T) {
 //
 //fault:lost-wake-ups
 func TestListener_Refused(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		var tries int
 		m.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
 			if cmd != "SSUBSCRIBE" {
@@ -233,15 +224,13 @@ func TestListener_Refused(t *testing.T) {
 		if !e.complete() {
 			t.Error("it is not complete after a minute")
 		}
-		e.Close()
-		l.CloseIdle()
 	})
 }
 
 // A connection on which the server leaves a command unanswered is replaced, though others listen on
 // it all the time.
 func TestListener_Unanswered(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		l := wake.New(rdb)
 		a := listen(t, l, "a")
 		synctest.Wait()
@@ -264,15 +253,12 @@ func TestListener_Unanswered(t *testing.T) {
 		if !a.complete() || !b.complete() || a.changes.Load() != told+2 {
 			t.Errorf("complete: %t, %t; a is told %d times", a.complete(), b.complete(), a.changes.Load()-told)
 		}
-		a.Close()
-		b.Close()
-		l.CloseIdle()
 	})
 }
 
 // After a message that was lost, there is no subscription for a minute.
 func TestListener_Missed(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		l := wake.New(rdb)
 		a, b := listen(t, l, "a"), listen(t, l, "b")
 		synctest.Wait()
@@ -300,13 +286,5 @@ func TestListener_Missed(t *testing.T) {
 		if n := m.CurrentConnectionCount(); n != 1 {
 			t.Errorf("%d connections are open, want that of publish", n)
 		}
-	})
-}
-
-func inBubble(t *testing.T, run func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client)) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		m, rdb := redistest.StartMini(t)
-		run(t, m, rdb)
 	})
 }
