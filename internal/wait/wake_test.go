@@ -25,11 +25,7 @@ type listening struct {
 	lost                        atomic.Bool // messages are
 }
 
-func inListening(t *testing.T, run func(t *testing.T, l *listening)) {
-	inListeningFor(t, 5*time.Second, run)
-}
-
-func inListeningFor(t *testing.T, lockTTL time.Duration, run func(t *testing.T, l *listening)) {
+func inListening(t *testing.T, lockTTL time.Duration, run func(t *testing.T, l *listening)) {
 	inWatch(t, singlefill.Options[string]{LockTTL: lockTTL, RedisTimeout: time.Second}, func(t *testing.T, w *watch) {
 		l := &listening{watch: w}
 		w.m.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
@@ -77,7 +73,7 @@ func (l *listening) onPublish(do func(channel, message string)) (times *atomic.I
 func TestWake_AtTheStore(t *testing.T) {
 	for _, length := range []time.Duration{20 * time.Millisecond, 137 * time.Millisecond, 1370 * time.Millisecond, 10 * time.Second} {
 		t.Run(length.String(), func(t *testing.T) {
-			inListening(t, func(t *testing.T, l *listening) {
+			inListening(t, 5*time.Second, func(t *testing.T, l *listening) {
 				for i := range 3 {
 					l.sent.Store(0)
 					l.subscriptions.Store(0)
@@ -113,7 +109,7 @@ func TestWake_WhateverEndsTheLoad(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inListening(t, func(t *testing.T, l *listening) {
+			inListening(t, 5*time.Second, func(t *testing.T, l *listening) {
 				src := cachetest.NewSource[string](t)
 				loads := cachetest.GoGet(t.Context(), l.there, "k", src.Load)
 				load := src.Next(t)
@@ -134,53 +130,40 @@ func TestWake_WhateverEndsTheLoad(t *testing.T) {
 	}
 }
 
-// A lost wake-up costs one rare poll. Then waiters poll as without wake-ups, for a minute.
+// A lost wake-up costs the rest of LockTTL or listeningPause, and no more than the shorter of them. Then waiters poll as
+// without wake-ups, for a minute.
 //
 //fault:lost-wake-ups
 //fault:frozen-listener
 func TestWake_Lost(t *testing.T) {
-	const length = 2 * time.Second
-	inListening(t, func(t *testing.T, l *listening) {
-		l.lost.Store(true)
-		late, _ := l.waits("k", length)
-		time.Sleep(time.Second) // until it is sure that none comes
-		if late > 5*time.Second {
-			t.Errorf("the first value comes %v after the load, want 5s at most", late)
-		}
-		for i := range 10 {
-			if late, polls := l.waits(fmt.Sprint("unknown", i), length); late > longest {
-				t.Errorf("a value comes %v after the load, with %d polls, want %v at most", late, polls, longest)
-			}
-		}
-		if n := l.subscriptions.Load(); n > 1 {
-			t.Errorf("%d subscriptions after the first one, whose message was lost", n)
-		}
-		l.lost.Store(false)
-		time.Sleep(time.Minute)
-		if late, _ := l.waits("later", length); late != 0 {
-			t.Errorf("a minute later the value comes %v after the load", late)
-		}
-	})
-}
-
-// A lost wake-up costs the rest of LockTTL or listeningPause, and no more than the shorter of them.
-//
-//fault:lost-wake-ups
-//fault:frozen-listener
-func TestWake_LostCosts(t *testing.T) {
 	for lockTTL, most := range map[time.Duration]time.Duration{
 		5 * time.Second:  5 * time.Second,
 		25 * time.Second: 7 * time.Second * 5 / 4,
 	} {
 		t.Run(lockTTL.String(), func(t *testing.T) {
-			inListeningFor(t, lockTTL, func(t *testing.T, l *listening) {
+			inListening(t, lockTTL, func(t *testing.T, l *listening) {
 				l.lost.Store(true)
-				for i, length := range []time.Duration{200 * time.Millisecond, time.Second, 5 * time.Second, time.Second} {
+				for i, length := range []time.Duration{200 * time.Millisecond, time.Second, 5 * time.Second, 2 * time.Second} {
+					time.Sleep(2 * time.Minute) // until it listens again
 					late, _ := l.waits(fmt.Sprint("k", i), length)
 					if late > most || i == 0 && late < longest || l.losses.Load() != int64(i+1) {
 						t.Errorf("wait %d: late by %v after %d lost messages, want %v at most", i, late, l.losses.Load(), most)
 					}
-					time.Sleep(2 * time.Minute) // until it listens again
+				}
+				time.Sleep(time.Second) // until it is sure that none comes
+				before := l.subscriptions.Load()
+				for i := range 10 {
+					if late, polls := l.waits(fmt.Sprint("unknown", i), 2*time.Second); late > longest {
+						t.Errorf("a value comes %v after the load, with %d polls, want %v at most", late, polls, longest)
+					}
+				}
+				if n := l.subscriptions.Load() - before; n > 0 {
+					t.Errorf("%d subscriptions after one whose message was lost", n)
+				}
+				l.lost.Store(false)
+				time.Sleep(time.Minute)
+				if late, _ := l.waits("later", 2*time.Second); late != 0 {
+					t.Errorf("a minute later the value comes %v after the load", late)
 				}
 			})
 		})
@@ -192,7 +175,7 @@ func TestWake_LostCosts(t *testing.T) {
 //fault:strange-wake-ups
 func TestWake_PublishedBeforeSubscribed(t *testing.T) {
 	const length, later = 2 * time.Second, time.Millisecond
-	inListening(t, func(t *testing.T, l *listening) {
+	inListening(t, 5*time.Second, func(t *testing.T, l *listening) {
 		confirm := make(chan struct{})
 		l.m.Server().SetPreHook(func(_ *server.Peer, cmd string, _ ...string) bool {
 			if cmd == "SUBSCRIBE" {
@@ -214,7 +197,7 @@ func TestWake_PublishedBeforeSubscribed(t *testing.T) {
 //
 //fault:long-waits
 func TestWake_JoinersSendNothing(t *testing.T) {
-	inListening(t, func(t *testing.T, l *listening) {
+	inListening(t, 5*time.Second, func(t *testing.T, l *listening) {
 		src := cachetest.NewSource[string](t)
 		loads := cachetest.GoGet(t.Context(), l.there, "k", src.Load)
 		load := src.Next(t)
@@ -240,7 +223,7 @@ func TestWake_JoinersSendNothing(t *testing.T) {
 //
 //fault:killed-holder
 func TestWake_HolderDies(t *testing.T) {
-	inListening(t, func(t *testing.T, l *listening) {
+	inListening(t, 5*time.Second, func(t *testing.T, l *listening) {
 		const life = 10 * time.Second
 		dead := "H" + strings.Repeat("T", 26) + strings.Repeat("0", 16)
 		redistest.Must(t, l.rdb.Set(t.Context(), l.channel("k"), dead, life).Err())
@@ -263,7 +246,7 @@ func TestWake_Late(t *testing.T) {
 	const length = 2 * time.Second
 	for _, delay := range []time.Duration{100 * time.Millisecond, 400 * time.Millisecond, 3 * time.Second} {
 		t.Run(delay.String(), func(t *testing.T) {
-			inListening(t, func(t *testing.T, l *listening) {
+			inListening(t, 5*time.Second, func(t *testing.T, l *listening) {
 				delayed := l.onPublish(func(channel, message string) {
 					time.Sleep(delay)
 					l.m.Publish(channel, message)
@@ -291,7 +274,7 @@ func TestWake_Late(t *testing.T) {
 //fault:forged-wake-ups
 func TestWake_Flood(t *testing.T) {
 	const length = 10 * time.Second
-	inListening(t, func(t *testing.T, l *listening) {
+	inListening(t, 5*time.Second, func(t *testing.T, l *listening) {
 		flood := time.NewTicker(time.Millisecond)
 		defer flood.Stop()
 		over := make(chan struct{})

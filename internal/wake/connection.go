@@ -40,7 +40,7 @@ const (
 // last seen ends, or after listeningPause and a quarter of it: that bounds how late it is. It finds
 // the value without a message, and the connection is closed, as above. A new channel on that
 // connection gets no answer. Its waiter polls as without wake-ups, and after five seconds the
-// connection is replaced. See TestWake_LostCosts and TestListener_Unanswered.
+// connection is replaced. See TestWake_Lost and TestListener_Unanswered.
 type connection struct {
 	*Listener
 	ctx     context.Context
