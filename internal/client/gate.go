@@ -126,15 +126,10 @@ func (g *gate) admit(together bool) {
 func (g *gate) next(most int) (ready []*waiter) {
 	for front := g.queue.Front(); front != nil && len(ready) < most; front = g.queue.Front() {
 		w := front.Value.(*waiter)
-		if len(ready) > 0 && !w.goesWith(ready[0]) {
+		if len(ready) > 0 && (w.cmd == nil || ready[0].cmd == nil) { // one of them goes alone
 			break
 		}
 		ready = append(ready, g.queue.Remove(front).(*waiter))
 	}
 	return ready
-}
-
-// goesWith reports whether two commands may go in one pipeline.
-func (w *waiter) goesWith(other *waiter) bool {
-	return w.cmd != nil && other.cmd != nil
 }

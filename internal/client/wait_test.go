@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"reflect"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -250,13 +251,9 @@ func TestServer_Forgotten(t *testing.T) {
 		type client struct{ redis.UniversalClient }
 		rdb := &client{}
 		runtime.AddCleanup(rdb, func(*atomic.Bool) { collected.Store(true) }, &collected)
-		s := serverOf(rdb)
-		servers.mu.Lock()
-		defer servers.mu.Unlock()
-		for a, known := range servers.of {
-			if known.Value() == s {
-				at = a
-			}
+		at = clientAddr{reflect.TypeOf(rdb), reflect.ValueOf(rdb).Pointer()}
+		if s := serverOf(rdb); serverOf(rdb) != s {
+			t.Error("it is not remembered")
 		}
 	}()
 	redistest.Await(t, "the client and its server are forgotten", func() bool {
