@@ -158,10 +158,7 @@ func (n *connection) subscribe() []request {
 		}
 	}
 	n.wanted = nil
-	if n.plain {
-		return n.request("subscribe", names)
-	}
-	return n.request("ssubscribe", names)
+	return n.request("subscribe", names)
 }
 
 // sweep forgets channels that have had no Subscription since the last sweep, and returns the commands
@@ -188,14 +185,14 @@ func (n *connection) sweep() []request {
 	} else if time.Since(n.lastUsed) >= idleLife && n.conn == n {
 		n.disconnect()
 	}
-	if n.plain {
-		return n.request("unsubscribe", names)
-	}
-	return n.request("sunsubscribe", names)
+	return n.request("unsubscribe", names)
 }
 
 // request returns the commands for channels, and expects their answers. The caller holds mu.
 func (n *connection) request(kind string, names []string) (requests []request) {
+	if !n.plain {
+		kind = "s" + kind // of sharded channels
+	}
 	size := perCommand
 	if n.oneByOne {
 		size = 1
