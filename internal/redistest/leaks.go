@@ -54,15 +54,15 @@ func isModuleKey(key string) bool { return strings.Contains(key, "{") }
 func check(t testing.TB, servers ...*Server) {
 	t.Helper()
 	for _, s := range servers {
-		for _, leak := range s.leaks(t.Name(), leakLimit) {
+		for _, leak := range s.leaks(t.Name()) {
 			t.Error(leak)
 		}
 	}
 }
 
 // leaks returns the leaks on the server after a test. All clients of the test are closed then, so
-// every other connection is a leak, unless it ends within limit.
-func (s *Server) leaks(test string, limit time.Duration) (found []string) {
+// every other connection is a leak, unless it ends within leakLimit.
+func (s *Server) leaks(test string) (found []string) {
 	_ = s.admin.Close()
 	if s.ended() || s.frozen.Load() {
 		return nil
@@ -73,7 +73,7 @@ func (s *Server) leaks(test string, limit time.Duration) (found []string) {
 	defer rdb.Close()
 	var clients []string
 	var err error
-	if poll(limit, func() bool {
+	if poll(leakLimit, func() bool {
 		clients, err = otherClients(rdb)
 		return len(clients) == 0
 	}); err != nil {

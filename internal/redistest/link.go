@@ -120,7 +120,7 @@ func (c *link) answered(f frame) *Rule {
 		c.mute.Store(true) // the replies before the dropped request have been forwarded
 		return nil
 	}
-	if f.isPush() || c.subscribed.Load() {
+	if f.raw[0] == '>' || c.subscribed.Load() { // the server has sent it without a request
 		return nil
 	}
 	rule := c.pending[0]

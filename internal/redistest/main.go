@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// leakLimit is how long goroutines may take to end after the last test. Closing a client unblocks
+// leakLimit is how long goroutines may take to end after the last test, and connections after theirs. Closing a client unblocks
 // its readers but does not wait for them.
 const leakLimit = 3 * time.Second
 
@@ -27,7 +27,7 @@ const leakLimit = 3 * time.Second
 // -parallel is set.
 func Main(m *testing.M) {
 	runIfChild()
-	runMore(2)
+	runMore()
 	os.Exit(run(m))
 }
 
@@ -64,13 +64,13 @@ func runIfChild() {
 	}
 }
 
-// runMore runs n tests per processor in parallel, unless -parallel is set.
-func runMore(n int) {
+// runMore runs two tests per processor in parallel, unless -parallel is set.
+func runMore() {
 	flag.Parse()
 	set := false
 	flag.Visit(func(f *flag.Flag) { set = set || f.Name == "test.parallel" })
 	if !set {
-		if err := flag.Set("test.parallel", strconv.Itoa(n*runtime.GOMAXPROCS(0))); err != nil {
+		if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
 			panic(err) // the flag has existed since Go 1.0
 		}
 	}
@@ -83,20 +83,13 @@ func run(m *testing.M) (code int) {
 		code = 1
 	}
 	if code == 0 {
-		if leaked := awaitNoLeak(); leaked != "" {
+		var leaked string
+		if !poll(leakLimit, func() bool { leaked = strays(); return leaked == "" }) {
 			fmt.Fprintf(os.Stderr, "redistest: goroutines left behind:\n\n%s\n", leaked)
 			code = 1
 		}
 	}
 	return code
-}
-
-func awaitNoLeak() (leaked string) {
-	poll(leakLimit, func() bool {
-		leaked = strays()
-		return leaked == ""
-	})
-	return leaked
 }
 
 // strays returns the stacks of the goroutines, except the caller's, that run or were started by

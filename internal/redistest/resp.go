@@ -17,9 +17,6 @@ type frame struct {
 	bulks []string // the strings in it; for a request, the command and its arguments
 }
 
-// isPush reports whether the server sent the frame without a request.
-func (f frame) isPush() bool { return f.raw[0] == '>' }
-
 // readFrame reads the next RESP2 or RESP3 value. An attribute belongs to the value after it. A line
 // of another kind is an inline command.
 func readFrame(r *bufio.Reader) (frame, error) {

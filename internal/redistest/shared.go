@@ -51,12 +51,12 @@ func stopShared() (leaks []string) {
 	shared.clusterMu.Lock()
 	defer shared.clusterMu.Unlock()
 	if s := shared.server; s != nil {
-		leaks = s.leaks("", leakLimit)
+		leaks = s.leaks("")
 		s.stop()
 	}
 	if c := shared.cluster; c != nil {
 		for _, node := range c.all() {
-			leaks = append(leaks, node.leaks("", leakLimit)...)
+			leaks = append(leaks, node.leaks("")...)
 		}
 		c.stop()
 	}
