@@ -1,6 +1,7 @@
 package cache_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/singlefill/singlefill"
@@ -46,4 +47,56 @@ func TestOrders_InvalidationAndJoin(t *testing.T) {
 			order{name: name + ", three callers", plan: schedule.Plan{Sample: 150}, run: meets("early", "perhaps late")},
 		)
 	}
+}
+
+// A call after Clear does not get what was loaded before it: in every order of the commands of a load
+// and of Clear, the load is refused, or its value is swept.
+func TestOrders_Clear(t *testing.T) {
+	all, some := schedule.Plan{AtLeast: 100}, schedule.Plan{Sample: 200, Together: true}
+	exploreEach(t,
+		order{name: "a load elsewhere", plan: all, run: func(s *scenario) {
+			s.goGet("A", "A")
+			s.goChange("B", "C", clears)
+			s.end()
+		}},
+		order{name: "a load elsewhere, and then a call in its process", plan: all, run: func(s *scenario) {
+			s.goGet("A", "A")
+			s.goChange("B", "A", clears)
+			s.end()
+		}},
+		order{name: "a load here", plan: some, run: func(s *scenario) {
+			s.goGet("A", "early")
+			s.goChange("A", "A", clears)
+			s.end()
+		}},
+		order{name: "a waiter", plan: some, run: func(s *scenario) {
+			s.goGet("A", "A")
+			s.goGet("B", "B")
+			s.goChange("C", "B", clears)
+			s.end()
+		}},
+	)
+}
+
+// A call after Clear does not get an old value in place of the error of a load that began while Clear
+// ran: that load has read the old value before Clear removed it, and has its lock after Clear has
+// removed the other locks.
+func TestOrders_ClearAndFailedLoad(t *testing.T) {
+	stale := singlefill.Options[string]{StaleIfError: ttl}
+	refreshed := singlefill.Options[string]{StaleWhileRevalidate: ttl, StaleIfError: ttl}
+	callIn := func(process string) func(s *scenario) {
+		return func(s *scenario) {
+			s.loadErr = errors.New("no answer")
+			s.fillAndExpire()
+			s.goGet("A", "early")
+			s.goChange("B", process, clears)
+			s.end()
+		}
+	}
+	plan := schedule.Plan{AtLeast: 100, Together: true}
+	exploreEach(t,
+		order{"a refresh in the process of the call", plan, refreshed, callIn("A")},
+		order{"a refresh elsewhere", plan, refreshed, callIn("C")},
+		order{"a load in the process of the call", plan, stale, callIn("A")},
+	)
 }
