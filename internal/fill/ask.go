@@ -213,7 +213,7 @@ func (x *set) decided(ctx context.Context, f *filling) {
 		f.next = x.unreached(ctx, f)
 	case err == nil:
 		f.within, f.rest = x.Client.Timeout, restFor(r.Left)
-		f.next = x.take(ctx, f, decide(r, view{wanted: f.wanted, servable: x.suffices(f)}))
+		f.next = x.take(ctx, f)
 	case x.worthAsking(f, err):
 		f.next = asking
 	default:
@@ -255,11 +255,14 @@ func (x *set) unreached(ctx context.Context, f *filling) state {
 	return loading
 }
 
-// take takes a step.
-func (x *set) take(ctx context.Context, f *filling, next step) state {
+// take does what a reply of Redis means for a fill.
+func (x *set) take(ctx context.Context, f *filling) state {
 	reply := f.reply.Value
-	switch next {
-	case takeValue:
+	switch reply.Status {
+	case filllock.Hit:
+		if !x.suffices(f) {
+			return asking
+		}
 		x.found(f)
 		x.times.Note(f.key, f.old.Entry.LoadTime)
 		r := &Result{Found: f.old.Found}
@@ -268,7 +271,7 @@ func (x *set) take(ctx context.Context, f *filling, next step) state {
 		}
 		x.end(ctx, f, r, f.stamp)
 		return ended
-	case takeFailure:
+	case filllock.Failed:
 		x.found(f)
 		// Callers that had joined when the lock was last seen held have waited for that load.
 		err := x.User.RemoteError(f.key, reply.Text)
@@ -280,7 +283,7 @@ func (x *set) take(ctx context.Context, f *filling, next step) state {
 		}
 		x.end(ctx, f, r, validFrom)
 		return ended
-	case takeLock:
+	case filllock.Locked:
 		if x.slot.Held() || x.slot.Try(false) {
 			x.waited(ctx, f)
 			return loading
@@ -289,16 +292,19 @@ func (x *set) take(ctx context.Context, f *filling, next step) state {
 		// since.
 		x.giveUp(ctx, f)
 		x.lockAnew([]*filling{f})
-	case retryNew:
+	case filllock.Refused:
 		x.lockAnew([]*filling{f})
-	case waitForLock:
-		f.awaited, f.lastAsked, f.queue, f.holder = reply.Text, f.stamp, false, reply.Text
-		return paused
-	case waitForSlot:
-		f.queue, f.lastAsked = true, f.stamp
-	case leaveKey:
-		if x.deserted(ctx, f) {
-			return ended
+	case filllock.Busy, filllock.Free, filllock.Gone:
+		switch {
+		case !f.wanted: // it leaves the key to other processes, unless a caller has joined
+			if x.deserted(ctx, f) {
+				return ended
+			}
+		case reply.Status == filllock.Busy:
+			f.awaited, f.lastAsked, f.queue, f.holder = reply.Text, f.stamp, false, reply.Text
+			return paused
+		case reply.Status == filllock.Free:
+			f.queue, f.lastAsked = true, f.stamp
 		}
 	}
 	return asking
