@@ -6,10 +6,23 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
+	"sync"
 )
 
 // ErrGoexit is the error of what has not returned.
 var ErrGoexit = errors.New("a Codec, Options.Tags or Options.Trace has called runtime.Goexit")
+
+// Each calls do with each of n numbers at the same time, and returns the errors.
+func Each(n int, do func(i int) error) []error {
+	errs := slices.Repeat([]error{ErrGoexit}, n)
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { errs[i] = do(i) })
+	}
+	all.Wait()
+	return errs
+}
 
 // Is is errors.Is. It returns false if a method of err or the comparison panics.
 func Is(err, target error) (is bool) {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 
 	"github.com/redis/go-redis/v9"
 
@@ -89,13 +88,7 @@ func (k *Keys) invalidate(ctx context.Context, op string, keys []string,
 	}
 	defer k.Invalidated(keys...)
 	groups := client.ByNode(k.client, values, func(key string) string { return key })
-	errs := make([]error, len(groups))
-	var nodes sync.WaitGroup
-	for i, values := range groups {
-		errs[i] = foreign.ErrGoexit
-		nodes.Go(func() { errs[i] = value.Wrap(ctx, op, onNode(ctx, values, do)) })
-	}
-	nodes.Wait()
+	errs := foreign.Each(len(groups), func(i int) error { return value.Wrap(ctx, op, onNode(ctx, groups[i], do)) })
 	if err := ctx.Err(); err != nil && slices.Contains(errs, err) {
 		return err
 	}

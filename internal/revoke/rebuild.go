@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -224,13 +223,7 @@ func (r *rebuild) tryValues(ctx context.Context, valueKeys []string) error {
 
 // removeUnknown removes values, unless others have replaced them.
 func (r *rebuild) removeUnknown(ctx context.Context, values []*storedValue) error {
-	errs := make([]error, len(values))
-	var all sync.WaitGroup
-	for i, v := range values {
-		all.Go(func() { errs[i] = r.remove(ctx, v) })
-	}
-	all.Wait()
-	return errors.Join(errs...)
+	return errors.Join(foreign.Each(len(values), func(i int) error { return r.remove(ctx, values[i]) })...)
 }
 
 // remove removes a value as a load does that finds nothing to store: by its fill lock. A load that has the lock

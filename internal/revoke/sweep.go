@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -99,14 +98,7 @@ type progress struct{ scanned, keys, removed atomic.Int64 }
 // run runs a pass on all masters at the same time.
 func (s *Space) run(ctx context.Context, masters []client.Master, p pass) error {
 	var progress progress
-	errs := make([]error, len(masters))
-	var all sync.WaitGroup
-	for i, master := range masters {
-		errs[i] = foreign.ErrGoexit
-		all.Go(func() { errs[i] = s.runOn(ctx, master, p, &progress) })
-	}
-	all.Wait()
-	return errors.Join(errs...)
+	return errors.Join(foreign.Each(len(masters), func(i int) error { return s.runOn(ctx, masters[i], p, &progress) })...)
 }
 
 func (s *Space) runOn(ctx context.Context, master client.Master, p pass, progress *progress) error {
