@@ -102,9 +102,8 @@ func (l *Log) append(ctx context.Context, value string) error {
 	}
 	_, err := client.Do(ctx, l.client, op, l.key, func(ctx context.Context) (string, error) {
 		var added *redis.StringCmd
-		_, err := l.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		_, err := client.Pipelined(ctx, l.client.Redis, func(p redis.Pipeliner) {
 			added = l.add(ctx, p, value)
-			return nil
 		})
 		return added.Val(), err
 	})
@@ -150,10 +149,9 @@ func (l *Log) read(ctx context.Context, from position) (n news, last position, e
 		n.sent = time.Now()
 		if from != (position{}) {
 			var behind *redis.XMessageSliceCmd
-			_, err = l.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			_, err = client.Pipelined(ctx, l.client.Redis, func(p redis.Pipeliner) {
 				behind = p.XRangeN(ctx, l.key, from.id, "+", perRead)
 				p.PExpire(ctx, l.key, l.life)
-				return nil
 			})
 			if n.records = behind.Val(); err != nil || len(n.records) > 0 && positionOf(n.records[0]) == from {
 				return n, err
@@ -180,10 +178,9 @@ func (l *Log) read(ctx context.Context, from position) (n news, last position, e
 func (l *Log) newest(ctx context.Context) ([]redis.XMessage, error) {
 	for range 3 {
 		var newest *redis.XMessageSliceCmd
-		_, err := l.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		_, err := client.Pipelined(ctx, l.client.Redis, func(p redis.Pipeliner) {
 			newest = p.XRevRangeN(ctx, l.key, "+", "-", 1)
 			p.PExpire(ctx, l.key, l.life)
-			return nil
 		})
 		if err != nil {
 			return nil, err
@@ -191,9 +188,8 @@ func (l *Log) newest(ctx context.Context) ([]redis.XMessage, error) {
 		if records := newest.Val(); len(records) > 0 {
 			return records, nil
 		}
-		_, err = l.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		_, err = client.Pipelined(ctx, l.client.Redis, func(p redis.Pipeliner) {
 			l.add(ctx, p, "")
-			return nil
 		})
 		if err != nil {
 			return nil, err
@@ -236,12 +232,11 @@ func (l *Log) Check(ctx context.Context) error {
 	}
 	other := &Log{client: l.client, key: l.key + ":{" + l.key + "}:check:" + rand.Text(), life: l.life}
 	_, err := client.Do(ctx, l.client, op, other.key, func(ctx context.Context) (int, error) {
-		cmds, err := l.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		cmds, err := client.Pipelined(ctx, l.client.Redis, func(p redis.Pipeliner) {
 			other.add(ctx, p, "")
 			p.XRangeN(ctx, other.key, "-", "+", 1)
 			p.XRevRangeN(ctx, other.key, "+", "-", 1)
 			p.Del(ctx, other.key)
-			return nil
 		})
 		return len(cmds), err
 	})

@@ -174,11 +174,10 @@ func (s *Space) removeAll(ctx context.Context, locks []string, keys int64,
 	remove func(p redis.Pipeliner, lock int) *redis.IntCmd) error {
 	removed, err := client.Do(ctx, s.keys.client, clearing, locks[0], func(ctx context.Context) (removed []string, err error) {
 		cmds := make([]*redis.IntCmd, len(locks))
-		_, err = s.keys.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		_, err = client.Pipelined(ctx, s.keys.client.Redis, func(p redis.Pipeliner) {
 			for i := range locks {
 				cmds[i] = remove(p, i)
 			}
-			return nil
 		})
 		for i, cmd := range cmds {
 			if cmd.Val() == keys {

@@ -39,11 +39,10 @@ func (x *Index) eachOf(ctx context.Context, number int, cursor uint64, do func(t
 		return s.cursor, err
 	}
 	sizes, err := client.Do(ctx, x.client, op, book, func(ctx context.Context) ([]redis.Cmder, error) {
-		return x.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		return client.Pipelined(ctx, x.client.Redis, func(p redis.Pipeliner) {
 			for i := 0; i < len(s.fields); i += 2 {
 				p.ZCard(ctx, x.index(s.fields[i][1:]))
 			}
-			return nil
 		})
 	})
 	if err != nil {

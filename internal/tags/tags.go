@@ -162,11 +162,10 @@ func (s *Sequences) Missing(tags []string) error {
 func (x *Index) read(ctx context.Context, numbers []int, into *Sequences) error {
 	states, err := client.Do(ctx, x.client, op, x.book(numbers[0]), func(ctx context.Context) (states []*redis.SliceCmd, err error) {
 		states = make([]*redis.SliceCmd, len(numbers))
-		_, err = x.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		_, err = client.Pipelined(ctx, x.client.Redis, func(p redis.Pipeliner) {
 			for i, number := range numbers {
 				states[i] = p.HMGet(ctx, x.book(number), "e", "n")
 			}
-			return nil
 		})
 		for i, number := range numbers {
 			if err == nil && states[i].Val()[0] == nil {
@@ -352,12 +351,11 @@ func (x *Index) lost(ctx context.Context, n *Noted) (bool, error) {
 func (x *Index) lostOf(ctx context.Context, within time.Duration, n *Noted, numbers []int) (bool, error) {
 	return client.DoWithin(ctx, x.client, client.Command{Op: op, Key: x.book(numbers[0]), Within: within}, func(ctx context.Context) (bool, error) {
 		epochs := make([]*redis.StringCmd, len(numbers))
-		_, err := x.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		_, err := client.Pipelined(ctx, x.client.Redis, func(p redis.Pipeliner) {
 			for i, number := range numbers {
 				epochs[i] = p.HGet(ctx, x.book(number), "e")
 			}
 			p.HDel(ctx, x.book(numbers[0]), "") // nothing: see Keys
-			return nil
 		})
 		if errors.Is(err, redis.Nil) {
 			return true, nil
@@ -601,11 +599,10 @@ func (x *Index) Keys(ctx context.Context, tag string, each func(keys []string) e
 	for cursor := uint64(0); ; {
 		scan, err := client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (*redis.ScanCmd, error) {
 			return client.DoWithin(ctx, x.client, client.Command{Op: op, Key: index, Within: within}, func(ctx context.Context) (scan *redis.ScanCmd, err error) {
-				_, err = x.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+				_, err = client.Pipelined(ctx, x.client.Redis, func(p redis.Pipeliner) {
 					scan = p.ZScan(ctx, index, cursor, "", 500)
 					// A write, though of nothing: a replica may be behind, and must not answer.
 					p.ZRemRangeByScore(ctx, index, "-1", "0")
-					return nil
 				})
 				return scan, err
 			})
@@ -638,10 +635,9 @@ func (x *Index) intact(ctx context.Context, b markedBook) (bool, error) {
 		intact, err := client.Do(ctx, x.client, op, book, func(ctx context.Context) (bool, error) {
 			var state *redis.SliceCmd
 			var exist *redis.IntCmd
-			_, err := x.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			_, err := client.Pipelined(ctx, x.client.Redis, func(p redis.Pipeliner) {
 				state, exist = p.HMGet(ctx, book, "e", "k"), p.Exists(ctx, indexes...)
 				p.HDel(ctx, book, "") // nothing: see Keys
-				return nil
 			})
 			if err != nil {
 				return false, err
