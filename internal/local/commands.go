@@ -47,34 +47,29 @@ func (s *store) run(args []string) any {
 }
 
 func (s *store) runText(name, key string, args []string) any {
-	switch name {
-	case "set":
+	if name == "set" {
 		return s.set(key, args)
-	case "setrange":
-		if args[1] == "" {
-			break
-		}
-		it := s.change(key)
-		at := int(number(args[0]))
-		end := at + len(args[1])
-		it.text += strings.Repeat("\x00", max(0, end-len(it.text)))
-		it.text = it.text[:at] + args[1] + it.text[end:]
-		return int64(len(it.text))
 	}
 	it := s.find(key)
-	switch {
-	case name == "setrange": // of nothing
-		if it == nil {
-			it = new(item)
+	if it == nil {
+		if name == "get" {
+			return nil
+		}
+		it = new(item)
+	}
+	switch name {
+	case "setrange":
+		if args[1] != "" {
+			it = s.change(key)
+			at := int(number(args[0]))
+			end := at + len(args[1])
+			it.text += strings.Repeat("\x00", max(0, end-len(it.text)))
+			it.text = it.text[:at] + args[1] + it.text[end:]
 		}
 		return int64(len(it.text))
-	case name == "getrange" && it == nil:
-		return ""
-	case name == "getrange":
+	case "getrange":
 		from := min(number(args[0]), int64(len(it.text)))
 		return it.text[from:max(from, min(number(args[1])+1, int64(len(it.text))))]
-	case it == nil:
-		return nil
 	}
 	return it.text
 }

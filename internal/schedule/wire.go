@@ -67,8 +67,12 @@ func (w *World) Scripts(files fs.FS) {
 // Client returns a client of a process, whose commands wait for the scheduler.
 func (w *World) Client(process string) *redis.Client {
 	rdb := redis.NewClient(&redis.Options{
-		Addr:                     "127.0.0.1:6379",
-		Dialer:                   func(context.Context, string, string) (net.Conn, error) { return w.dial(process), nil },
+		Addr: "127.0.0.1:6379",
+		Dialer: func(context.Context, string, string) (net.Conn, error) {
+			near, far := net.Pipe()
+			go w.carry(process, far)
+			return near, nil
+		},
 		PoolSize:                 100,
 		ContextTimeoutEnabled:    true,
 		DisableIdentity:          true,
@@ -87,12 +91,6 @@ func (w *World) Client(process string) *redis.Client {
 
 // Admin returns a client whose commands do not wait, for use before and after a schedule.
 func (w *World) Admin() *redis.Client { return redistest.NewMiniClient(w.t, w.Server) }
-
-func (w *World) dial(process string) net.Conn {
-	near, far := net.Pipe()
-	go w.carry(process, far)
-	return near
-}
 
 // carry carries commands of a client to the server, and replies back, when the scheduler picks
 // them.
@@ -137,8 +135,9 @@ func (w *World) read(process string, in *bufio.Reader) (commands string, n int, 
 		n++
 		if strings.HasPrefix(args[0], "eval") {
 			if s := w.wire.scripts[args[1]]; s.name != "" {
-				raw = encode(append([]string{"eval", s.text}, args[2:]...))
-				args = append([]string{s.name}, args[2:]...)
+				var b strings.Builder
+				_ = proto.Write(&b, append([]string{"eval", s.text}, args[2:]...))
+				raw, args = b.String(), append([]string{s.name}, args[2:]...)
 			}
 		}
 		commands += raw
@@ -151,12 +150,6 @@ func (w *World) read(process string, in *bufio.Reader) (commands string, n int, 
 		}
 	}
 	return commands, n, strings.Join(shown, "; "), nil
-}
-
-func encode(args []string) string {
-	var b strings.Builder
-	_ = proto.Write(&b, args)
-	return b.String()
 }
 
 // answer reports whether to send replies to the client.

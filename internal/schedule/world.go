@@ -128,16 +128,14 @@ func (w *World) Go(process, name string, run func()) {
 	defer w.mu.Unlock()
 	w.actors++
 	go func() {
-		defer w.done()
+		defer func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.actors--
+		}()
 		w.At(process, name+" begins")
 		run()
 	}()
-}
-
-func (w *World) done() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.actors--
 }
 
 // At waits until the scheduler lets process continue.
