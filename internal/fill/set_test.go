@@ -45,11 +45,27 @@ func keysOf(n int) (keys []string) {
 
 // A fill whose command to lock was not answered gives the lock up when it ends, also before the others of its call.
 func TestSet_LockInDoubt(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		ns, loses := redistest.Namespace(t), atomic.Bool{}
-		rdb.AddHook(lost(func(cmd redis.Cmder) bool {
+		lost := func(cmd redis.Cmder) bool {
 			args := fmt.Sprint(cmd.Args()...)
 			return loses.Load() && strings.HasPrefix(cmd.Name(), "eval") && strings.Contains(args, ns+":{b}") && len(cmd.Args()) == 12
+		}
+		rdb.AddHook(cachetest.After(func(cmd redis.Cmder) error {
+			if lost(cmd) {
+				return io.ErrUnexpectedEOF
+			}
+			return nil
+		}))
+		rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
+			err := next(ctx, cmds)
+			for _, cmd := range cmds {
+				if lost(cmd) {
+					cmd.SetErr(io.ErrUnexpectedEOF)
+					err = io.ErrUnexpectedEOF
+				}
+			}
+			return err
 		}))
 		opts := cachetest.Raw
 		opts.StaleWhileRevalidate, opts.LockTTL, opts.LoadTimeout = time.Hour, time.Hour, 2*time.Hour
@@ -66,39 +82,8 @@ func TestSet_LockInDoubt(t *testing.T) {
 		time.Sleep(time.Minute)
 		loses.Store(false)
 		time.Sleep(time.Minute)
-		if record, _ := m.Get(ns + ":{b}:lock"); strings.HasPrefix(record, "H") {
-			t.Errorf("the lock of b is held without a load: %.40q", record)
-		}
+		cachetest.WantUnlocked(t, rdb, ns, "b")
 	})
-}
-
-// lost loses the replies to commands that the server has executed.
-type lost func(cmd redis.Cmder) bool
-
-func (lost) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (l lost) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if l(cmd) {
-			cmd.SetErr(io.ErrUnexpectedEOF)
-			return io.ErrUnexpectedEOF
-		}
-		return err
-	}
-}
-
-func (l lost) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		err := next(ctx, cmds)
-		for _, cmd := range cmds {
-			if l(cmd) {
-				cmd.SetErr(io.ErrUnexpectedEOF)
-				err = io.ErrUnexpectedEOF
-			}
-		}
-		return err
-	}
 }
 
 // The keys of a holder that has died are loaded by one call of the loader, when its locks have ended.
@@ -226,25 +211,20 @@ func TestSet_DeleteTagDuringLoad(t *testing.T) {
 // A function of the user that calls runtime.Goexit for one key does no harm to the others.
 func TestSet_Goexit(t *testing.T) {
 	for what, opts := range map[string]singlefill.Options[string]{
-		"Marshal": {Codec: codec{marshal: func(v string) { exitFor(v == "value of b") }}},
-		"TTLFunc": {Codec: codec{}, TTLFunc: func(key, _ string) time.Duration { exitFor(key == "b"); return time.Minute }},
-		"Tags":    {Codec: codec{}, Tags: func(key, _ string) []string { exitFor(key == "b"); return nil }},
+		"Marshal": {Codec: cachetest.BadCodec{Codec: singlefill.Raw, OnMarshal: func(v any) error { exitFor(v == "value of b"); return nil }}},
+		"TTLFunc": {Codec: singlefill.Raw, TTLFunc: func(key, _ string) time.Duration { exitFor(key == "b"); return time.Minute }},
+		"Tags":    {Codec: singlefill.Raw, Tags: func(key, _ string) []string { exitFor(key == "b"); return nil }},
 	} {
-		t.Run(what, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				c := cachetest.NewCache(t, rdb, &opts)
-				got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "c"}, loadAll)
-				if len(got) != 2 || got["a"] == "" || got["c"] == "" || err == nil {
-					t.Errorf("got %v, %v", got, err)
-				}
-				synctest.Wait()
-				if slices.ContainsFunc(m.Keys(), func(key string) bool {
-					record, _ := m.Get(key)
-					return strings.HasSuffix(key, ":lock") && strings.HasPrefix(record, "H")
-				}) {
-					t.Errorf("a lock is held without a load: %q", m.Keys())
-				}
-			})
+		cachetest.RunInBubble(t, what, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+			c := cachetest.NewCacheIn(t, rdb, "ns", &opts)
+			got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "c"}, loadAll)
+			if len(got) != 2 || got["a"] == "" || got["c"] == "" || err == nil {
+				t.Errorf("got %v, %v", got, err)
+			}
+			synctest.Wait()
+			for _, key := range []string{"a", "b", "c"} {
+				cachetest.WantUnlocked(t, rdb, "ns", key)
+			}
 		})
 	}
 }
@@ -254,7 +234,7 @@ func TestSet_GoexitOfUnmarshal(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		ns, other := redistest.Namespace(t), redis.NewClient(rdb.Options())
 		defer other.Close()
-		there := cachetest.NewCacheIn(t, other, ns, &singlefill.Options[string]{Codec: codec{}})
+		there := cachetest.NewCacheIn(t, other, ns, &cachetest.Raw)
 		var once atomic.Bool
 		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
 			if strings.HasPrefix(cmds[0].Name(), "eval") && once.CompareAndSwap(false, true) {
@@ -262,7 +242,9 @@ func TestSet_GoexitOfUnmarshal(t *testing.T) {
 			}
 			return nil
 		}))
-		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: codec{unmarshal: func(v string) { exitFor(v == "bad") }}})
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{
+			Codec: cachetest.BadCodec{Codec: singlefill.Raw, OnUnmarshal: func(any) error { runtime.Goexit(); return nil }},
+		})
 		go func() { _, _ = c.GetOrLoadMany(t.Context(), []string{"a", "b", "c"}, loadAll) }() // reads b, and so ends its goroutine
 		synctest.Wait()
 		begun := time.Now()
@@ -278,23 +260,6 @@ func exitFor(key bool) {
 	if key {
 		runtime.Goexit()
 	}
-}
-
-type codec struct{ marshal, unmarshal func(v string) }
-
-func (c codec) Marshal(v any) ([]byte, error) {
-	if c.marshal != nil {
-		c.marshal(v.(string))
-	}
-	return []byte(v.(string)), nil
-}
-
-func (c codec) Unmarshal(data []byte, v any) error {
-	if c.unmarshal != nil {
-		c.unmarshal(string(data))
-	}
-	*v.(*string) = string(data)
-	return nil
 }
 
 // One record tells the memory of other processes of all values that a load has made useless, however slow the log is.
@@ -323,51 +288,64 @@ func TestSet_RecordsTogether(t *testing.T) {
 	})
 }
 
+// withOneSlot returns two processes that run one load at a time, and the client of the first.
+func withOneSlot(t *testing.T, m *miniredis.Miniredis) (here, there *singlefill.Cache[string], rdb *redis.Client) {
+	opts := cachetest.Raw
+	opts.MaxLoads, opts.LockTTL, opts.LoadTimeout = 1, time.Minute, time.Hour
+	rdb = redistest.NewMiniClient(t, m)
+	return cachetest.NewCacheIn(t, rdb, "ns", &opts), cachetest.NewCaches(t, m, "ns", 1, &opts)[0], rdb
+}
+
+// waitForEachOther makes a load of "outer" that calls asks, and then a call for a and b, whose load of b waits for that
+// load. Then asks may begin. No lock of a minute must end before both return.
+func waitForEachOther(t *testing.T, c *singlefill.Cache[string], asks singlefill.Loader[string]) {
+	t.Helper()
+	ctx, begin, many := t.Context(), make(chan struct{}), make(chan error, 1)
+	outer := cachetest.GoGet(ctx, c, "outer", func(ctx context.Context, key string) (string, error) {
+		<-begin
+		return asks(ctx, key)
+	})
+	synctest.Wait()
+	go func() {
+		_, err := c.GetOrLoadMany(ctx, []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
+			if keys[0] == "b" {
+				time.Sleep(10 * time.Millisecond)
+				_, err := c.GetOrLoad(ctx, "outer", cachetest.Gives("another"))
+				return map[string]string{"b": "v"}, err
+			}
+			return loadAll(ctx, keys)
+		})
+		many <- err
+	}()
+	synctest.Wait()
+	begun := time.Now()
+	close(begin)
+	if _, err := outer.Result(t); err != nil {
+		t.Errorf("the outer load: %v", err)
+	}
+	if err := <-many; err != nil {
+		t.Errorf("the call for many keys: %v", err)
+	}
+	if took := time.Since(begun); took > time.Minute {
+		t.Errorf("they have waited for each other for %v", took)
+	}
+}
+
 // A load that waits for a key of a call is not kept from it by the other keys of the call, which it has lent its slot.
 //
 //fault:nested-loads
 func TestSet_LentSlot(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		ns, elsewhere := redistest.Namespace(t), redis.NewClient(rdb.Options())
-		defer elsewhere.Close()
-		opts := cachetest.Raw
-		opts.MaxLoads, opts.LockTTL, opts.LoadTimeout = 1, time.Minute, time.Hour
-		c, other := cachetest.NewCacheIn(t, rdb, ns, &opts), cachetest.NewCacheIn(t, elsewhere, ns, &opts)
-		ctx, give, ask := t.Context(), make(chan struct{}), make(chan struct{})
-		there := cachetest.GoGet(ctx, other, "a", func(context.Context, string) (string, error) { <-give; return "v0", nil })
-		synctest.Wait()
-		outer := cachetest.GoGet(ctx, c, "outer", func(ctx context.Context, _ string) (string, error) {
-			<-ask
-			return c.GetOrLoad(ctx, "a", cachetest.Gives("v1"))
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		here, there, _ := withOneSlot(t, m)
+		holds := cachetest.NewSource[string](t)
+		holder := cachetest.GoGet(t.Context(), there, "a", holds.Load)
+		load := holds.Next(t)
+		waitForEachOther(t, here, func(ctx context.Context, _ string) (string, error) {
+			time.AfterFunc(time.Second, func() { _ = there.Delete(context.Background(), "a") })
+			return here.GetOrLoad(ctx, "a", cachetest.Gives("v1"))
 		})
-		synctest.Wait()
-		many := make(chan error, 1)
-		go func() {
-			_, err := c.GetOrLoadMany(ctx, []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
-				if keys[0] == "b" {
-					_, err := c.GetOrLoad(ctx, "outer", cachetest.Gives("another"))
-					return map[string]string{"b": "v"}, err
-				}
-				return loadAll(ctx, keys)
-			})
-			many <- err
-		}()
-		synctest.Wait()
-		close(ask)
-		time.Sleep(time.Second)
-		redistest.Must(t, other.Delete(ctx, "a"))
-		begun := time.Now()
-		if _, err := outer.Result(t); err != nil {
-			t.Errorf("the outer load: %v", err)
-		}
-		if err := <-many; err != nil {
-			t.Errorf("the call for many keys: %v", err)
-		}
-		if took := time.Since(begun); took > time.Minute {
-			t.Errorf("they have waited for each other for %v", took)
-		}
-		close(give)
-		there.Result(t)
+		load.Give("v0")
+		_, _ = holder.Result(t)
 	})
 }
 
@@ -375,57 +353,25 @@ func TestSet_LentSlot(t *testing.T) {
 //
 //fault:nested-loads
 func TestSet_LentSlotOfEndedFill(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		ns, elsewhere := redistest.Namespace(t), redis.NewClient(rdb.Options())
-		defer elsewhere.Close()
-		opts := cachetest.Raw
-		opts.MaxLoads, opts.LockTTL, opts.LoadTimeout = 1, time.Minute, time.Hour
-		other := cachetest.NewCacheIn(t, elsewhere, ns, &opts)
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		here, there, rdb := withOneSlot(t, m)
 		var armed atomic.Bool
 		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
 			if len(cmds) == 2 && strings.HasPrefix(cmds[0].Name(), "eval") && armed.CompareAndSwap(true, false) {
-				return other.Set(context.Background(), "a", "theirs")
+				return there.Set(context.Background(), "a", "theirs")
 			}
 			return nil
 		}))
-		c := cachetest.NewCacheIn(t, rdb, ns, &opts)
-		ctx, ask := t.Context(), make(chan struct{})
-		outer := cachetest.GoGet(ctx, c, "outer", func(ctx context.Context, _ string) (string, error) {
-			<-ask
-			if _, err := c.GetOrLoad(ctx, "a", cachetest.Gives("v1")); err != nil {
+		waitForEachOther(t, here, func(ctx context.Context, _ string) (string, error) {
+			armed.Store(true)
+			if _, err := here.GetOrLoad(ctx, "a", cachetest.Gives("v1")); err != nil {
 				return "", err
 			}
 			time.Sleep(100 * time.Millisecond)
-			return c.GetOrLoad(ctx, "c", cachetest.Gives("vc"))
+			return here.GetOrLoad(ctx, "c", cachetest.Gives("vc"))
 		})
-		synctest.Wait()
-		many := make(chan error, 1)
-		go func() {
-			_, err := c.GetOrLoadMany(ctx, []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
-				if len(keys) == 1 && keys[0] == "b" {
-					time.Sleep(10 * time.Millisecond)
-					_, err := c.GetOrLoad(ctx, "outer", cachetest.Gives("another"))
-					return map[string]string{"b": "v"}, err
-				}
-				return loadAll(ctx, keys)
-			})
-			many <- err
-		}()
-		synctest.Wait()
-		armed.Store(true)
-		begun := time.Now()
-		close(ask)
-		if _, err := outer.Result(t); err != nil {
-			t.Errorf("outer: %v", err)
-		}
-		if err := <-many; err != nil {
-			t.Errorf("many: %v", err)
-		}
 		if armed.Load() {
 			t.Error("a was not there when it was asked for")
-		}
-		if took := time.Since(begun); took > time.Minute {
-			t.Errorf("they have waited for each other for %v", took)
 		}
 	})
 }

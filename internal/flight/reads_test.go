@@ -40,32 +40,30 @@ func goJoin(ctx context.Context, r *Reads[string], key string) <-chan joined {
 	return c
 }
 
+// hasJoined returns what arrive has returned.
+func hasJoined(t *testing.T, c <-chan joined) joined {
+	t.Helper()
+	if synctest.Wait(); len(c) == 0 {
+		t.Fatal("Join blocks")
+	}
+	return <-c
+}
+
 // wantTurn checks that a caller may read now.
 func wantTurn(t *testing.T, c <-chan joined) *Turn[string] {
 	t.Helper()
-	synctest.Wait()
-	select {
-	case j := <-c:
-		if !j.turn.Held() || j.turn.Found != nil || j.err != nil {
-			t.Fatalf("Join returned %v, %v, want a turn", j.turn.Found, j.err)
-		}
-		return j.turn
-	default:
-		t.Fatal("Join blocks, want a turn")
-		panic("unreachable")
+	j := hasJoined(t, c)
+	if !j.turn.Held() || j.turn.Found != nil || j.err != nil {
+		t.Fatalf("Join returned %v, %v, want a turn", j.turn.Found, j.err)
 	}
+	return j.turn
 }
 
 func wantFound(t *testing.T, c <-chan joined, want string) {
 	t.Helper()
-	synctest.Wait()
-	select {
-	case j := <-c:
-		if j.turn.Found == nil || *j.turn.Found != want || j.err != nil {
-			t.Errorf("Join returned %v, %v, want %q", j.turn.Found, j.err, want)
-		}
-	default:
-		t.Errorf("Join blocks, want %q", want)
+	j := hasJoined(t, c)
+	if j.turn.Found == nil || *j.turn.Found != want || j.err != nil {
+		t.Errorf("Join returned %v, %v, want %q", j.turn.Found, j.err, want)
 	}
 }
 

@@ -103,11 +103,15 @@ func (c *Cache) WantMiss(key string) {
 // AwaitCached calls MustLoad until Redis has the value of key.
 func (c *Cache) AwaitCached(key string) {
 	c.t.Helper()
-	redistest.Await(c.t, "the value is cached", func() bool {
-		c.MustLoad(key)
-		_, err := c.Get(context.Background(), key)
-		return err == nil
-	})
+	redistest.Await(c.t, "the value is cached", func() bool { return c.caches(key) })
+}
+
+// caches calls MustLoad, and reports whether Redis has the value of key.
+func (c *Cache) caches(key string) bool {
+	c.t.Helper()
+	c.MustLoad(key)
+	_, err := c.Get(context.Background(), key)
+	return err == nil
 }
 
 // AwaitRecovery waits until the cache stores values again. It makes only calls for new keys.
@@ -117,10 +121,7 @@ func (c *Cache) AwaitRecovery() {
 	n := 0
 	redistest.Await(c.t, "values are cached again", func() bool {
 		n++
-		key := fmt.Sprintf("afterwards-%d", n)
-		c.MustLoad(key)
-		_, err := c.Get(context.Background(), key)
-		return err == nil
+		return c.caches(fmt.Sprint("afterwards-", n))
 	})
 }
 

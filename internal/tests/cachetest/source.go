@@ -120,6 +120,15 @@ func (c *Count) Begin() (end func()) {
 	return func() { c.running.Add(-1) }
 }
 
+// WantLoads counts the loads when all goroutines of the bubble wait.
+func (c *Count) WantLoads(t testing.TB, what string, want int64) {
+	t.Helper()
+	synctest.Wait()
+	if n := c.Loads.Load(); n != want {
+		t.Errorf("%s: %d loads, want %d", what, n, want)
+	}
+}
+
 // A TimedSource has a Loader that ends by itself, with value and err, and is counted.
 type TimedSource struct {
 	Count
@@ -140,14 +149,5 @@ func (s *TimedSource) Load(ctx context.Context, _ string) (string, error) {
 		return s.Value, s.Err
 	case <-ctx.Done():
 		return "", ctx.Err()
-	}
-}
-
-// WantLoads counts the loads when all goroutines of the bubble wait.
-func (s *TimedSource) WantLoads(t testing.TB, what string, want int64) {
-	t.Helper()
-	synctest.Wait()
-	if n := s.Loads.Load(); n != want {
-		t.Errorf("%s: %d loads, want %d", what, n, want)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,24 +13,18 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // numbered is a Loader whose n-th load takes a second and returns "new n".
-type numbered struct{ loads atomic.Int64 }
+type numbered struct{ cachetest.Count }
 
-func (s *numbered) load(ctx context.Context, _ string) (string, error) {
-	n := s.loads.Add(1)
+func (s *numbered) load(context.Context, string) (string, error) {
+	n := s.Loads.Add(1)
 	time.Sleep(time.Second)
 	return fmt.Sprint("new ", n), nil
-}
-
-func (s *numbered) want(t testing.TB, what string, loads int64) {
-	t.Helper()
-	if n := s.loads.Load(); n != loads {
-		t.Errorf("%s: %d loads, want %d", what, n, loads)
-	}
 }
 
 // goRefresh calls Refresh in the background.
@@ -88,13 +81,13 @@ func TestRefresh_OneLoadInTheFleet(t *testing.T) {
 		for _, ended := range calls {
 			redistest.Must(t, <-ended)
 		}
-		src.want(t, "nine calls", 1)
+		src.WantLoads(t, "nine calls", 1)
 		for _, c := range fleet {
 			cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Want(t, "new 1")
 		}
 		for i, c := range fleet {
 			redistest.Must(t, <-goRefresh(t.Context(), c, src.load))
-			src.want(t, "calls one after the other", int64(i+2))
+			src.WantLoads(t, "calls one after the other", int64(i+2))
 		}
 	})
 }
@@ -110,7 +103,7 @@ func TestRefresh_LoadInFlight(t *testing.T) {
 		redistest.Must(t, <-here)
 		redistest.Must(t, <-there)
 		first.Want(t, "new 1")
-		src.want(t, "all", 1)
+		src.WantLoads(t, "all", 1)
 	})
 }
 
@@ -139,7 +132,8 @@ func TestRefresh_ValueFromBefore(t *testing.T) {
 		waiter := cachetest.GoGet(t.Context(), fleet[1], "k", src.load)
 		synctest.Wait()
 		redistest.Must(t, rdb.Del(t.Context(), "ns:{k}:lock").Err()) // whose holder does not store, and wakes no waiter
-		redistest.Must(t, rdb.Set(t.Context(), "ns:{k}", entryOf(t, "stored elsewhere"), time.Hour).Err())
+		now := time.Now()
+		cachetest.PutEntry(t, rdb, "ns", "k", entry.Entry{WrittenAt: now, FreshUntil: now.Add(time.Hour), Payload: []byte("stored elsewhere")}, time.Hour)
 		refresh := goRefresh(t.Context(), fleet[1], src.load)
 		waiter.Want(t, "stored elsewhere")
 		redistest.Must(t, <-refresh)
@@ -148,16 +142,6 @@ func TestRefresh_ValueFromBefore(t *testing.T) {
 		}
 		cachetest.WantStored(t, rdb, "ns", "k", "new 2")
 	})
-}
-
-// entryOf returns the bytes of a fresh entry.
-func entryOf(t testing.TB, payload string) []byte {
-	t.Helper()
-	e := cachetest.RefreshKinds["early"](payload)
-	e.FreshUntil, e.LoadTime = time.Now().Add(time.Hour), 0
-	data, err := e.Encode()
-	redistest.Must(t, err)
-	return data
 }
 
 // The failure of the load is the caller's, and the old value stays. Until RetryAfter is over the source is left alone.
@@ -182,16 +166,14 @@ func TestRefresh_Failures(t *testing.T) {
 		cachetest.GoGet(t.Context(), fleet[1], "k", cachetest.MustNotLoad[string](t)).Want(t, "old")
 		time.Sleep(time.Second)
 
-		if err := fleet[0].Refresh(t.Context(), "k", func(context.Context, string) (string, error) { panic("boom") }); !isPanic(err) {
+		err := fleet[0].Refresh(t.Context(), "k", func(context.Context, string) (string, error) { panic("boom") })
+		if _, ok := errors.AsType[*singlefill.PanicError](err); !ok {
 			t.Errorf("got %v, want the panic", err)
 		}
 		cachetest.WantStored(t, rdb, "ns", "k", "old")
 		time.Sleep(time.Second)
 		redistest.Must(t, fleet[0].Refresh(t.Context(), "k", cachetest.Fails[string](singlefill.ErrNotFound)))
-		_, err := fleet[1].GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[string](t))
-		if err != singlefill.ErrNotFound {
-			t.Errorf("got %v, want ErrNotFound, which is remembered", err)
-		}
+		cachetest.GoGet(t.Context(), fleet[1], "k", cachetest.MustNotLoad[string](t)).WantErr(t, singlefill.ErrNotFound) // which is remembered
 		redistest.Must(t, fleet[0].Set(t.Context(), "k", "old"))
 		revoked := errors.Join(cachetest.ErrSource, singlefill.ErrNoStale)
 		if err := fleet[0].Refresh(t.Context(), "k", cachetest.Fails[string](revoked)); err != revoked {
@@ -199,11 +181,6 @@ func TestRefresh_Failures(t *testing.T) {
 		}
 		cachetest.WantStored(t, rdb, "ns", "k", "")
 	})
-}
-
-func isPanic(err error) bool {
-	_, ok := errors.AsType[*singlefill.PanicError](err)
-	return ok
 }
 
 // What is invalidated during the load is loaded again. A value that Expire has made stale is not a new one.
@@ -218,11 +195,11 @@ func TestRefresh_Superseded(t *testing.T) {
 				synctest.Wait()
 				waits := goRefresh(t.Context(), fleet[1], src.load)
 				time.Sleep(500 * time.Millisecond)
-				supersede(t, map[string]*singlefill.Cache[string]{"here": fleet[0], "there": fleet[2]}[by], how)
+				redistest.Must(t, superseding[how].do(t.Context(), map[string]*singlefill.Cache[string]{"here": fleet[0], "there": fleet[2]}[by]))
 				redistest.Must(t, <-waits)
 				cachetest.WantStored(t, rdb, "ns", "k", "new 2")
 				redistest.Must(t, <-loads)
-				src.want(t, "both calls", 2)
+				src.WantLoads(t, "both calls", 2)
 			})
 		}
 	}

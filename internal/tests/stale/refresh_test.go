@@ -59,22 +59,15 @@ func (r *refreshing) by(where string) *singlefill.Cache[string] {
 	return r.elsewhere
 }
 
-// supersede invalidates the key k.
-func supersede(t testing.TB, c *singlefill.Cache[string], how string) {
-	t.Helper()
-	var err error
-	switch how {
-	case "Delete":
-		err = c.Delete(context.Background(), "k")
-	case "Set":
-		err = c.Set(context.Background(), "k", "set")
-	case "Expire":
-		err = c.Expire(context.Background(), "k")
-	}
-	redistest.Must(t, err)
+// superseding invalidates the key k, which then holds what it leaves of "v0".
+var superseding = map[string]struct {
+	do     func(ctx context.Context, c *singlefill.Cache[string]) error
+	leaves string
+}{
+	"Delete": {func(ctx context.Context, c *singlefill.Cache[string]) error { return c.Delete(ctx, "k") }, ""},
+	"Set":    {func(ctx context.Context, c *singlefill.Cache[string]) error { return c.Set(ctx, "k", "set") }, "set"},
+	"Expire": {func(ctx context.Context, c *singlefill.Cache[string]) error { return c.Expire(ctx, "k") }, "v0"},
 }
-
-var supersededLeaves = map[string]string{"Delete": "", "Set": "set", "Expire": "v0"}
 
 // A stale value is served at once, in all processes, until one of them has refreshed it.
 func TestStaleWhileRevalidate_OneRefresh(t *testing.T) {
@@ -228,53 +221,6 @@ func TestRefresh_NothingToKeep(t *testing.T) {
 	}
 }
 
-// Readers of a value that vanishes share its refresh, in all processes.
-func TestRefresh_SharedWhenTheValueVanishes(t *testing.T) {
-	const wait = 5 * time.Second
-	for kind, old := range cachetest.RefreshKinds {
-		for _, end := range []cachetest.Ending[string]{{Value: "v1"}, {Err: singlefill.ErrNotFound}, {Err: cachetest.ErrSource}} {
-			name := fmt.Sprint(kind, " ", end.Err)
-			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				r := beginRefresh(t, rdb, rdb, old("v0"))
-				if n, err := rdb.Del(t.Context(), r.ns+":{k}").Result(); n != 1 || err != nil { // evicted, say
-					t.Fatal(n, err)
-				}
-				var herd []*cachetest.Call[string]
-				for range 20 {
-					herd = append(herd, cachetest.GoGet(t.Context(), r.Cache, "k", r.src.Load))
-					synctest.Wait() // it has found nothing, and waits
-				}
-				there := cachetest.GoGet(t.Context(), r.elsewhere, "k", r.src.Load)
-				time.Sleep(wait)
-				begun := time.Now()
-				r.load.Ends <- end
-				served := end.Err == cachetest.ErrSource // the old value: it has not been deleted
-				for _, a := range herd {
-					switch {
-					case served:
-						a.Want(t, "v0")
-					case end.Err != nil:
-						a.WantErr(t, end.Err)
-					default:
-						a.Want(t, end.Value)
-					}
-				}
-				cachetest.WantElapsed(t, "all have their answer", begun, 0)
-				var remote *singlefill.RemoteError
-				if v, err := there.Result(t); v != end.Value || err != end.Err && !errors.As(err, &remote) {
-					t.Errorf("the caller in another process got %q, %v", v, err)
-				}
-				_ = r.Close()
-				cachetest.WantUnlocked(t, rdb, r.ns, "k")
-				r.src.Want(t, 1)
-				if s := r.Stats(); s.Refreshes != 1 || s.Misses != 20 || served && s.StaleOnError != 20 && kind == "stale" {
-					t.Errorf("%+v, want one refresh and 20 misses", s)
-				}
-			})
-		}
-	}
-}
-
 // A load that callers wait for gets ErrRecursive from its own key, although the key holds a stale
 // value.
 func TestErrRecursive_StaleKey(t *testing.T) {
@@ -336,15 +282,15 @@ func TestRefresh_InvalidationWins(t *testing.T) {
 	t.Parallel()
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		for kind := range cachetest.RefreshKinds {
-			for how, leaves := range supersededLeaves {
+			for how, by := range superseding {
 				for _, where := range []string{"here", "elsewhere"} {
 					for _, end := range []cachetest.Ending[string]{{Value: "v1", Err: nil}, {Value: notToBeKept, Err: nil}, {Value: "", Err: singlefill.ErrNotFound}, {Value: "", Err: errors.New("boom")}, {Err: errForbidden}} {
 						name := fmt.Sprintf("%s, %s %s, %v", kind, how, where, end)
 						r := beginRefresh(t, rdb, look, cachetest.RefreshKinds[kind]("v0"))
-						supersede(t, r.by(where), how)
+						redistest.Must(t, by.do(t.Context(), r.by(where)))
 						r.load.Ends <- end
 						_ = r.Close()
-						cachetest.WantStored(t, look, r.ns, "k", leaves)
+						cachetest.WantStored(t, look, r.ns, "k", by.leaves)
 						cachetest.WantUnlocked(t, look, r.ns, "k")
 						if how == "Expire" {
 							if _, e := cachetest.GetEntry(t, look, r.ns, "k"); !e.Expired {
@@ -363,15 +309,6 @@ func TestRefresh_InvalidationWins(t *testing.T) {
 			}
 		}
 	})
-}
-
-// expireKeys expires keys and waits until the client sees it: its own cache may be late.
-func expireKeys(t testing.TB, c *singlefill.Cache[string], rdb, look redis.UniversalClient, ns string, keys ...string) {
-	t.Helper()
-	redistest.Must(t, c.Expire(t.Context(), keys...))
-	for _, key := range keys {
-		cachetest.AwaitSeen(t, rdb, look, ns, key)
-	}
 }
 
 // An early refresh is one load in the fleet, and no reader waits for it.

@@ -142,25 +142,17 @@ func TestStale_NotFound(t *testing.T) {
 // A stale value is returned in place of every kind of failure, with the reason.
 func TestStaleIfError_EveryFailure(t *testing.T) {
 	const late = 10 * time.Second
-	elsewhere := func(t *testing.T, there *singlefill.Cache[string], end error) {
-		src := cachetest.NewSource[string](t)
-		cachetest.GoGet(t.Context(), there, "k", src.Load)
-		load := src.Next(t)
-		if end != nil {
-			time.AfterFunc(time.Second, func() { load.Fail(end) })
-		}
-	}
 	for _, test := range []struct {
 		name      string
 		load      singlefill.Loader[string] // nil: another process is loading
 		elsewhere error                     // how that ends
 		deadline  time.Duration
 		took      time.Duration // negative: that, and up to a poll
+		want      error         // the reason itself
 		is        func(err error) bool
 	}{
-		{name: "an error", load: cachetest.Fails[string](cachetest.ErrSource),
-			is: func(err error) bool { return err == cachetest.ErrSource }},
-		{name: "an error that looks like the caller's", load: cachetest.Fails[string](context.Canceled), is: func(err error) bool { return err == context.Canceled }},
+		{name: "an error", load: cachetest.Fails[string](cachetest.ErrSource), want: cachetest.ErrSource},
+		{name: "an error that looks like the caller's", load: cachetest.Fails[string](context.Canceled), want: context.Canceled},
 		{
 			name: "a panic", load: func(context.Context, string) (string, error) { panic("boom") },
 			is: func(err error) bool {
@@ -180,7 +172,7 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 		},
 		{
 			name: "the caller's deadline", load: (&cachetest.TimedSource{Takes: 10 * time.Second, Value: "new"}).Load, deadline: time.Second, took: time.Second,
-			is: func(err error) bool { return err == context.DeadlineExceeded },
+			want: context.DeadlineExceeded,
 		},
 		{
 			name: "a failure in another process", elsewhere: cachetest.ErrSource, took: -time.Second,
@@ -191,7 +183,7 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 		},
 		{
 			name: "the caller's deadline while another process loads", deadline: time.Second, took: time.Second,
-			is: func(err error) bool { return err == context.DeadlineExceeded },
+			want: context.DeadlineExceeded,
 		},
 	} {
 		cachetest.RunInBubble(t, test.name, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
@@ -203,7 +195,12 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 			cachetest.SetStale(t, there, "k", "old", late)
 			ctx := t.Context()
 			if test.load == nil {
-				elsewhere(t, there, test.elsewhere)
+				src := cachetest.NewSource[string](t)
+				cachetest.GoGet(t.Context(), there, "k", src.Load)
+				load := src.Next(t)
+				if test.elsewhere != nil {
+					time.AfterFunc(time.Second, func() { load.Fail(test.elsewhere) })
+				}
 				test.load = cachetest.MustNotLoad[string](t)
 			}
 			if test.deadline > 0 {
@@ -212,7 +209,7 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 				defer cancel()
 			}
 			r := cachetest.Ask(ctx, here, "k", test.load)
-			if !test.is(r.Info.Err) {
+			if test.is == nil && r.Info.Err != test.want || test.is != nil && !test.is(r.Info.Err) {
 				t.Errorf("the reason is %v", r.Info.Err)
 			}
 			if over := r.Took + test.took; test.took < 0 && over >= 0 && over < 320*time.Millisecond {
@@ -345,15 +342,12 @@ func TestStaleIfError_DeletedValue(t *testing.T) {
 // Expires is the end of a value's life, whichever way it came. It is in the past for a stale one.
 func TestInfo_Expires(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		const life, window = time.Minute, time.Hour
+		const life, window = cachetest.StaleLife, time.Hour
 		for name, near := range map[string]*singlefill.Near{"Redis": nil, "Near": {}} {
 			opts := singlefill.Options[string]{
 				Jitter: -1, EarlyRefresh: -1, StaleWhileRevalidate: window / 2, StaleIfError: window, NotFoundTTL: life, Near: near,
 			}
-			c, err := singlefill.New(rdb, name, life, &opts)
-			redistest.Must(t, err)
-			other, err := singlefill.New(rdb, name, life, &opts)
-			redistest.Must(t, err)
+			c, other := cachetest.NewCacheIn(t, rdb, name, &opts), cachetest.NewCacheIn(t, rdb, name, &opts)
 			expires := func(c *singlefill.Cache[string], key string, load singlefill.Loader[string], want time.Time) {
 				t.Helper()
 				_, info, err := c.GetOrLoadInfo(t.Context(), key, load)
@@ -396,8 +390,6 @@ func TestInfo_Expires(t *testing.T) {
 			}, time.Hour)
 			expires(c, "ahead", fails, time.Now())
 			expires(c, "ahead", fails, time.Now())
-			redistest.Must(t, c.Close())
-			redistest.Must(t, other.Close())
 		}
 	})
 }
@@ -417,9 +409,7 @@ func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
 			return load, waits
 		}
 		load, waits := begin() // of nothing
-		data, err := entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), Payload: []byte("spare")}.Encode()
-		redistest.Must(t, err)
-		redistest.Must(t, rdb.Set(t.Context(), "ns:{k}", data, time.Hour).Err())
+		cachetest.PutEntry(t, rdb, "ns", "k", entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), Payload: []byte("spare")}, time.Hour)
 		time.Sleep(time.Second)
 		load.Fail(cachetest.ErrSource)
 		r := cachetest.Receive(t, "a reply", waits)
@@ -444,12 +434,8 @@ const within = 50 * time.Millisecond
 // inSlowSource runs a test with a cache that has an expired value "old" under "k".
 func inSlowSource(t *testing.T, run func(t *testing.T, c *singlefill.Cache[string], rdb *redis.Client)) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c, err := singlefill.New(rdb, "n", time.Minute, &singlefill.Options[string]{StaleIfError: time.Hour, StaleAfter: within, Jitter: -1})
-		redistest.Must(t, err)
-		defer c.Close()
-		redistest.Must(t, c.Set(t.Context(), "k", "old"))
-		time.Sleep(time.Minute + time.Second)
-		run(t, c, rdb)
+		opts := singlefill.Options[string]{StaleIfError: time.Hour, StaleAfter: within}
+		run(t, cachetest.OldCache(t, rdb, opts, "old", time.Second), rdb)
 	})
 }
 
@@ -518,7 +504,7 @@ func TestStaleAfter_Waits(t *testing.T) {
 // A caller that waits for a load in another process gets the old value after StaleAfter, too.
 func TestStaleAfter_OtherProcess(t *testing.T) {
 	inSlowSource(t, func(t *testing.T, c *singlefill.Cache[string], rdb *redis.Client) {
-		other := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{StaleIfError: time.Hour})
+		other := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{StaleIfError: time.Hour})
 		var loading sync.WaitGroup
 		loading.Go(func() {
 			_, _ = other.GetOrLoad(t.Context(), "k", cachetest.Takes(10*time.Second, "new", nil))
