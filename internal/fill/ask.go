@@ -20,15 +20,6 @@ import (
 // not answer.
 const maxRest = time.Second
 
-// restFor returns how long to rest after a refresh. left is what remains of the lock, or of
-// RetryAfter.
-func restFor(left time.Duration) time.Duration {
-	if left == 0 {
-		return value.RefreshRest
-	}
-	return min(left, maxRest)
-}
-
 // begin is the first turn of a set.
 func (x *set) begin(ctx context.Context) state {
 	for _, f := range x.fills {
@@ -41,15 +32,10 @@ func (x *set) begin(ctx context.Context) state {
 			f.within -= f.old.Asked
 		}
 	}
-	x.wait = wait.New(x.estimate())
+	first := x.fills[0] // the awaited load takes as long as the loads of its key
+	x.wait = wait.New(x.times.Estimate(first.key, first.old.Entry.LoadTime))
 	x.wait.Eager = x.from.Anew // a poll proves to the callers that came before it: the awaited load ends after their calls
 	return asking
-}
-
-// estimate returns how long the awaited load of the set takes: as the loads of its first key.
-func (x *set) estimate() wait.Estimate {
-	first := x.fills[0]
-	return x.times.Estimate(first.key, first.old.Entry.LoadTime)
 }
 
 // maxUnanswered is how many commands of one fill may stay unanswered while the server answers
@@ -212,7 +198,7 @@ func (x *set) decided(ctx context.Context, f *filling) {
 	case f.unasked:
 		f.next = x.unreached(ctx, f)
 	case err == nil:
-		f.within, f.rest = x.Client.Timeout, restFor(r.Left)
+		f.within, f.rest = x.Client.Timeout, cmp.Or(min(r.Left, maxRest), value.RefreshRest)
 		f.next = x.take(ctx, f)
 	case x.worthAsking(f, err):
 		f.next = asking

@@ -46,7 +46,7 @@ func (x *set) callLoader(ctx context.Context) state {
 	// Not context.AfterFunc, since the context also ends when the fills are superseded.
 	defer time.AfterFunc(x.LoadTimeout, func() {
 		<-loadCtx.Done() // at its deadline, which is now, and not because loaded cancels it
-		x.abandonLoad(ctx, x.tooLong())
+		x.abandonLoad(ctx, fmt.Errorf("singlefill: the load took longer than LoadTimeout (%v): %w", x.LoadTimeout, context.DeadlineExceeded))
 	}).Stop()
 	defer context.AfterFunc(x.Fills.Aborting(), func() { x.abandonLoad(ctx, flight.ErrClosed) })()
 	x.callUser(loadCtx)
@@ -194,11 +194,6 @@ func (x *set) loaded(outcomes []Outcome) {
 	}
 	x.call.cancel()
 	x.slot.Release()
-}
-
-// tooLong is the error of a load that was abandoned.
-func (x *set) tooLong() error {
-	return fmt.Errorf("singlefill: the load took longer than LoadTimeout (%v): %w", x.LoadTimeout, context.DeadlineExceeded)
 }
 
 // LoadContext returns the context of the Loader of a fill, or nil if none has been called.

@@ -282,22 +282,24 @@ func (x *set) backOff(f *filling) {
 func (x *set) storeOrRelease(ctx context.Context, fills []*filling) {
 	var told []*filling
 	var acts []filllock.Act
-	x.noteTags(ctx, fills, func(f *filling, valid bool, err error) {
-		o := &f.outcome
-		o.ours, o.err = valid, nil
+	failed := x.noteTags(ctx, fills)
+	for _, f := range fills {
+		o, err := &f.outcome, failed[f.key]
+		o.ours, o.err = err == nil && !o.untagged, nil
 		switch {
-		case client.Unreachable(err):
-			o.info.StoreErr, o.ours, o.err = err, false, err
-			return
-		case err != nil:
-			o.info.StoreErr, o.data = err, nil
-			x.backOff(f)
-		case !valid: // waiters in other processes load, as after a Delete
+		case o.ours:
+		case err == nil || err == tags.ErrInvalidated: // waiters in other processes load, as after a Delete
 			o.info.Fenced = o.info.Fenced || o.data != nil
 			o.data, o.note = nil, filllock.ReleaseNote{}
+		case client.Unreachable(err):
+			o.info.StoreErr, o.err = err, err
+			continue
+		default:
+			o.info.StoreErr, o.data = err, nil
+			x.backOff(f)
 		}
 		told, acts = append(told, f), append(acts, x.act(f))
-	})
+	}
 	refused := x.do(ctx, told, acts)
 	acts = nil
 	for _, f := range refused { // the server would refuse the next value, too
@@ -356,24 +358,16 @@ func (x *set) do(ctx context.Context, fills []*filling, acts []filllock.Act) (re
 }
 
 // noteTags notes the tags of what a load has brought, also if it is not to be stored: a DeleteTag that comes
-// later then finds the key, and the lock that the fill still holds. It calls then for each fill: valid is false if a tag
-// has been invalidated since the load began, or may have been.
-func (x *set) noteTags(ctx context.Context, fills []*filling, then func(f *filling, valid bool, err error)) {
+// later then finds the key, and the lock that the fill still holds. It returns why keys have not been noted.
+func (x *set) noteTags(ctx context.Context, fills []*filling) (failed map[string]error) {
 	var notes []tags.Note
 	for _, f := range fills {
 		if o := &f.outcome; !o.untagged && len(o.tags) > 0 {
 			notes = append(notes, tags.Note{Key: f.key, Tags: o.tags, Life: x.Store.KeptFor(o.Life)})
 		}
 	}
-	var failed map[string]error
 	if x.noted = nil; len(notes) > 0 {
 		x.noted, failed = x.Tags.NoteEach(ctx, notes, x.since)
 	}
-	for _, f := range fills {
-		if err := failed[f.key]; err == tags.ErrInvalidated {
-			then(f, false, nil)
-		} else {
-			then(f, !f.outcome.untagged && err == nil, err)
-		}
-	}
+	return failed
 }

@@ -42,7 +42,6 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-// RedisError implements redis.Error.
 func (refusal) RedisError() {}
 
 // A scanned is the reply to SCAN and ZSCAN: everything, in one step.

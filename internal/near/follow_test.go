@@ -26,16 +26,23 @@ func (x *tier) background(t *testing.T) {
 	})
 }
 
-// following makes a tier read the log until the test ends, and returns a function that lets time
-// pass in which values are asked for.
-func (x *tier) following(t *testing.T) (serve func(time.Duration)) {
-	x.background(t)
-	return func(d time.Duration) {
-		for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(min(x.maxLag/8, time.Until(end))) {
-			x.Get("a")
-		}
-		synctest.Wait()
+// serve lets time pass in which values are asked for.
+func (x *tier) serve(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(min(x.maxLag/8, time.Until(end))) {
+		x.Get("a")
 	}
+	synctest.Wait()
+}
+
+// wantWoken checks that a hint of another process makes the tier read a record.
+func (x *tier) wantWoken(t *testing.T, what string, other *tier) {
+	t.Helper()
+	x.keep("a")
+	redistest.Must(t, other.Append(t.Context(), []string{"a"}))
+	other.Hint(t.Context(), nil)
+	time.Sleep(rest)
+	synctest.Wait()
+	x.want(t, what, "a", false)
 }
 
 // A server that refuses to subscribe for a moment does not cost the wake-ups for longer than a minute,
@@ -65,19 +72,14 @@ func TestTier_ListensAgain(t *testing.T) {
 				x, other := newTier(rdb), newTier(rdb)
 				x.maxLag = lag
 				refuse.Store(true)
-				serve := x.following(t)
-				serve(time.Second)
+				x.background(t)
+				x.serve(time.Second)
 				if refused.Load() == 0 {
 					t.Fatal("no subscription was refused")
 				}
 				refuse.Store(false)
-				serve(time.Minute + listenEvery)
-				x.keep("a")
-				redistest.Must(t, other.Append(t.Context(), []string{"a"}))
-				other.Hint(t.Context(), nil)
-				time.Sleep(rest)
-				synctest.Wait()
-				x.want(t, "a wake-up later", "a", false)
+				x.serve(time.Minute + listenEvery)
+				x.wantWoken(t, "a wake-up later", other)
 			})
 		})
 	}
@@ -99,8 +101,8 @@ func TestTier_Flood(t *testing.T) {
 			return nil
 		}))
 		x, other := newTier(rdb), newTier(rdb)
-		serve := x.following(t)
-		serve(time.Second)
+		x.background(t)
+		x.serve(time.Second)
 		before := reads.Load()
 		for range 1000 {
 			redistest.Must(t, rdb.Publish(t.Context(), logKey, "forged").Err())
@@ -112,11 +114,6 @@ func TestTier_Flood(t *testing.T) {
 		} else if n == 0 {
 			t.Error("no wake-up was heard")
 		}
-		x.keep("a")
-		redistest.Must(t, other.Append(t.Context(), []string{"a"}))
-		other.Hint(t.Context(), nil)
-		time.Sleep(rest)
-		synctest.Wait()
-		x.want(t, "after a flood", "a", false)
+		x.wantWoken(t, "after a flood", other)
 	})
 }

@@ -133,7 +133,7 @@ func (r *rebuild) all(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = r.space.Sweep(ctx, r.rebuildValues)
+	err = r.space.sweep(ctx, r.rebuildValues, false)
 	if r.keys.near != nil {
 		r.keys.near.ForgetAll()
 		err = errors.Join(err, r.keys.near.AppendAll(ctx))

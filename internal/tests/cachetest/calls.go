@@ -13,8 +13,6 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// Calls.
-
 // A Call is a GetOrLoad, or a GetOrLoadMany, in a goroutine.
 type Call[T any] struct {
 	Answer chan Ending[T]

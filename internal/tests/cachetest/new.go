@@ -59,8 +59,6 @@ func PatientOptions[T any](opts *singlefill.Options[T]) *singlefill.Options[T] {
 	return &p
 }
 
-// Clients and servers.
-
 // InBubble runs a test with a miniredis in a bubble. Time is fake in it, and stands still while
 // anything runs: instants can be compared exactly, and commands take no time unless a test says so.
 func InBubble(t *testing.T, run func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client)) {

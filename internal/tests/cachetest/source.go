@@ -11,8 +11,6 @@ import (
 	"github.com/singlefill/singlefill"
 )
 
-// Loaders.
-
 var ErrSource = errors.New("the source is down")
 
 // Gives is a Loader that has an answer at once.
