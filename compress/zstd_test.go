@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -115,15 +114,6 @@ func frame(t testing.TB, n int, size uint64) []byte {
 	return append(b, plain[h.HeaderSize:]...)
 }
 
-// allocated returns how many bytes a call allocates.
-func allocated(f func()) uint64 {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	f()
-	runtime.ReadMemStats(&after)
-	return after.TotalAlloc - before.TotalAlloc
-}
-
 // Damaged and hostile bytes are an error, before the memory that they claim is taken.
 func TestZstd_HostileBytes(t *testing.T) { // not parallel: it counts memory
 	codec := compress.Zstd(singlefill.Raw, nil)
@@ -154,7 +144,7 @@ func TestZstd_HostileBytes(t *testing.T) { // not parallel: it counts memory
 		"a frame without its size": []byte(magic + "\x01\x28\xb5\x2f\xfd\x00\x58\x01\x00\x00"),
 	} {
 		var err error
-		n := allocated(func() { err = codec.Unmarshal(data, new(string)) })
+		n := redistest.Allocated(func() { err = codec.Unmarshal(data, new(string)) })
 		if err == nil {
 			t.Errorf("%s: no error", what)
 		}
@@ -201,7 +191,7 @@ func TestZstd_BoundOfAll(t *testing.T) { // not parallel: it counts memory
 		}
 		var err error
 		most := 64<<20 + 64*uint64(len(data))
-		n := allocated(func() { err = codec.Unmarshal(data, v) })
+		n := redistest.Allocated(func() { err = codec.Unmarshal(data, v) })
 		if (err != nil) != c.refused || n > c.garbage*most {
 			t.Errorf("%s: %d bytes of %d items: %v, with %d MiB", c.name, len(data), c.n, err, n>>20)
 		}

@@ -8,7 +8,6 @@ import (
 	"io"
 	"math/big"
 	"reflect"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -243,18 +242,10 @@ func codecTargets() []any {
 	}
 }
 
-func codecAllocated(f func()) int64 {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	f()
-	runtime.ReadMemStats(&after)
-	return int64(after.TotalAlloc - before.TotalAlloc)
-}
-
 // codecMost is what decoding n bytes may allocate: the documented limit and temporary garbage. JSON
 // makes more of that, since it grows a slice by a quarter at a time.
-func codecMost(c Codec, n int) int64 {
-	limit := 64<<20 + 64*int64(n)
+func codecMost(c Codec, n int) uint64 {
+	limit := 64<<20 + 64*uint64(n)
 	if c == JSON {
 		return 6 * limit
 	}
@@ -301,7 +292,7 @@ func TestUnmarshal_HostileBytes(t *testing.T) {
 				c = JSON
 			}
 			var err error
-			took := codecAllocated(func() { err = c.Unmarshal(data, v) })
+			took := redistest.Allocated(func() { err = c.Unmarshal(data, v) })
 			if took > codecMost(c, len(data)) {
 				t.Errorf("%s into %T: %d MiB allocated, err %v", name, v, took>>20, err)
 			}

@@ -6,7 +6,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"reflect"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -212,7 +211,7 @@ func TestReader_MapsInExtensions(t *testing.T) {
 				M map[string]any
 			}),
 		} {
-			if n := allocated(func() { err = decode(doc, v) }); n > 1<<16 {
+			if n := redistest.Allocated(func() { err = decode(doc, v) }); n > 1<<16 {
 				t.Errorf("%x into %T: allocated %d bytes, err %v", data, v, n, err)
 			}
 		}
@@ -241,14 +240,6 @@ func TestReader_Times(t *testing.T) {
 			}
 		}
 	}
-}
-
-func allocated(f func()) int64 {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	f()
-	runtime.ReadMemStats(&after)
-	return int64(after.TotalAlloc - before.TotalAlloc)
 }
 
 type (
@@ -325,21 +316,21 @@ func TestBound_IsUpperBound(t *testing.T) {
 			t.Fatalf("%x: %v", tt.unit, err)
 		}
 		c := CostOf(reflect.TypeOf(tt.v))
-		reckoned := int64(0) // the lower one of the two estimates
+		reckoned := uint64(0) // the lower one of the two estimates
 		for i, n := range doc.Levels() {
 			u := c.levels[i]
-			reckoned += int64(uint64(n.Items)*u.item + uint64(n.Entries)*u.entry + uint64(n.Maps)*u.table)
+			reckoned += uint64(n.Items)*u.item + uint64(n.Entries)*u.entry + uint64(n.Maps)*u.table
 		}
-		if atMost := int64(uint64(doc.Items)*c.item + uint64(doc.Entries)*c.entry + uint64(doc.Maps)*c.table); reckoned > atMost {
+		if atMost := uint64(doc.Items)*c.item + uint64(doc.Entries)*c.entry + uint64(doc.Maps)*c.table; reckoned > atMost {
 			t.Errorf("%x into %T: reckoned %d by level and %d in all", tt.unit, tt.v, reckoned, atMost)
 		}
-		took := allocated(func() {
+		took := redistest.Allocated(func() {
 			if err := decode(doc, tt.v); err != nil {
 				t.Errorf("%x into %T: %v", tt.unit, tt.v, err)
 			}
 		})
 		t.Logf("%-24.24x into %-28T %4d bytes each, reckoned %4d", tt.unit, tt.v, took/n, reckoned/n)
-		if allowed := 2*reckoned + 72*int64(doc.Items+doc.Entries) + 16*int64(len(doc.data)) + 1<<16; took > allowed {
+		if allowed := 2*reckoned + 72*uint64(doc.Items+doc.Entries) + 16*uint64(len(doc.data)) + 1<<16; took > allowed {
 			t.Errorf("%x into %T: took %d, reckoned %d", tt.unit, tt.v, took, reckoned)
 		}
 	}
@@ -483,7 +474,7 @@ func FuzzCheck(f *testing.F) {
 					P *[]time.Time
 				}), new(map[string]any), new(tree), new([]map[int]any), new([]byte), new(string), new(time.Time),
 			} {
-				if n := allocated(func() { _ = decode(doc, v) }); n > 1<<20+2000*int64(len(data)) {
+				if n := redistest.Allocated(func() { _ = decode(doc, v) }); n > 1<<20+2000*uint64(len(data)) {
 					t.Fatalf("%T took %d bytes for %d", v, n, len(data))
 				}
 			}

@@ -3,6 +3,7 @@ package redistest
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -27,6 +28,15 @@ func Do(t testing.TB, admin *redis.Client, args ...any) {
 	if err := admin.Do(context.Background(), args...).Err(); err != nil {
 		t.Errorf("%v: %v", args, err)
 	}
+}
+
+// Allocated returns how many bytes a call of f allocates, and what else runs at that time.
+func Allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
 }
 
 // Exists reports whether the server has the key.
