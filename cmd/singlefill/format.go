@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 )
 
 // A seconds is a duration, in JSON a number of seconds.
@@ -41,43 +41,15 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
 }
 
-// A table has columns as wide as needed.
-type table struct {
-	x    *execution
-	rows [][]string
+// A table has columns as wide as needed. Flush prints it.
+type table struct{ *tabwriter.Writer }
+
+func (x *execution) table(head ...any) table {
+	t := table{tabwriter.NewWriter(x.stdout, 0, 0, 2, ' ', 0)}
+	t.add(head...)
+	return t
 }
 
-func (x *execution) table(head ...string) *table { return &table{x, [][]string{head}} }
-
-func (t *table) add(cells ...any) {
-	row := make([]string, len(cells))
-	for i, c := range cells {
-		row[i] = fmt.Sprint(c)
-	}
-	t.rows = append(t.rows, row)
-}
-
-func (t *table) print() {
-	widths := make([]int, len(t.rows[0]))
-	for _, row := range t.rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], width(cell))
-		}
-	}
-	for _, row := range t.rows {
-		var line strings.Builder
-		for i, cell := range row {
-			line.WriteString(cell + strings.Repeat(" ", widths[i]-width(cell)+2))
-		}
-		fmt.Fprintln(t.x.stdout, strings.TrimRight(line.String(), " "))
-	}
-}
-
-// width returns the width of a cell without its colour.
-func width(cell string) int {
-	n := utf8.RuneCountInString(cell)
-	if strings.HasPrefix(cell, "\x1b[") {
-		n -= len("\x1b[32m") + len("\x1b[0m")
-	}
-	return n
+func (t table) add(cells ...any) {
+	fmt.Fprintf(t, "%v"+strings.Repeat("\t%v", len(cells)-1)+"\n", cells...)
 }

@@ -55,7 +55,7 @@ func prepareLocks(x *execution, _ *flag.FlagSet) func(ctx context.Context, args 
 		for _, l := range loads {
 			t.add(printable(l.Key), l.Held, l.Left, l.Holder)
 		}
-		t.print()
+		_ = t.Flush()
 		return nil
 	}
 }
@@ -160,7 +160,7 @@ func (x *execution) locks(ctx context.Context) error {
 			t.add(printable(l.Name), kind, h.Held, h.Left, l.Waiting, l.Fence, printable(cmp.Or(h.Name, h.Token)))
 		}
 	}
-	t.print()
+	_ = t.Flush()
 	return nil
 }
 

@@ -164,7 +164,7 @@ func (x *execution) list(ctx context.Context, namespace, match string, limit int
 	if none != nil {
 		return none
 	}
-	t := x.table("KEY", "STATE", "AGE", "FRESH", "GONE IN", "LOAD", "SIZE")
+	t := x.table("KEY", x.colour(header), "AGE", "FRESH", "GONE IN", "LOAD", "SIZE")
 	for _, r := range kept {
 		gone := r.GoneIn.String()
 		if r.GoneIn < 0 {
@@ -172,7 +172,7 @@ func (x *execution) list(ctx context.Context, namespace, match string, limit int
 		}
 		t.add(printable(r.Key), x.colour(r.State), r.Age, r.fresh(), gone, r.Load, size(r.Bytes))
 	}
-	t.print()
+	_ = t.Flush()
 	if len(kept) < found {
 		fmt.Fprintf(x.stdout, "%d of %d keys: -limit 0 shows all\n", len(kept), found)
 	}
@@ -221,13 +221,16 @@ func (x *execution) listNamespaces(ctx context.Context) error {
 	for _, c := range counts {
 		t.add(printable(c.Namespace), c.Keys)
 	}
-	t.print()
+	_ = t.Flush()
 	return nil
 }
 
-// colour marks a state on a terminal.
+// header is the head of the column of states.
+const header = "STATE"
+
+// colour marks a state on a terminal. The header has the usual colour, in as many bytes: a table counts them.
 func (x *execution) colour(state string) string {
-	codes := map[string]string{"fresh": "32", "stale": "33", "not found": "36", foreign: "31"}
+	codes := map[string]string{header: "39", "fresh": "32", "stale": "33", "not found": "36", foreign: "31"}
 	if !x.live || x.getenv("NO_COLOR") != "" {
 		return state
 	}

@@ -46,7 +46,7 @@ func (x *execution) tags(ctx context.Context, namespace string) error {
 	for _, r := range rows {
 		t.add(printable(r.Tag), r.Keys)
 	}
-	t.print()
+	_ = t.Flush()
 	return nil
 }
 
