@@ -59,12 +59,8 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	defer c.mu.Unlock()
 	for namespace, caches := range c.caches {
 		var sum singlefill.Stats
-		for i, cache := range caches {
-			if s := cache.Stats(); i == 0 {
-				sum = s
-			} else {
-				add(&sum, s)
-			}
+		for _, cache := range caches {
+			add(&sum, cache.Stats())
 		}
 		for _, m := range statMetrics {
 			m.collect(to, namespace, &sum)

@@ -44,11 +44,6 @@ func newHistograms(name, help string, labels ...string) *prometheus.HistogramVec
 // buckets reach from a round trip to the default of LoadTimeout.
 var buckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30}
 
-const (
-	call    = "call"
-	refresh = "refresh"
-)
-
 // Results of a load.
 const (
 	value    = "value"
@@ -59,18 +54,12 @@ const (
 
 // trace returns the functions that count for one cache.
 func (m *loadMetrics) trace(namespace string) *singlefill.Trace {
-	type kindOfLoad struct {
-		results  map[string]prometheus.Counter
-		duration prometheus.Observer
-	}
-	newKind := func(kind string) *kindOfLoad {
-		k := &kindOfLoad{make(map[string]prometheus.Counter), m.durations.WithLabelValues(namespace, kind)}
-		for _, result := range []string{value, notFound, failed, panicked} { // zero is a value
-			k.results[result] = m.loads.WithLabelValues(namespace, kind, result)
+	for _, kind := range []string{"call", "refresh"} { // zero is a value
+		m.durations.WithLabelValues(namespace, kind)
+		for _, result := range []string{value, notFound, failed, panicked} {
+			m.loads.WithLabelValues(namespace, kind, result)
 		}
-		return k
 	}
-	calls, refreshes := newKind(call), newKind(refresh)
 	for _, op := range []string{"get", "lock", "store", "release", "renew", "abandon", "set", "delete", "expire", "clear", "tag", "near", "wake", "fleet", "audit", "check", "ping"} {
 		m.redisErrors.WithLabelValues(namespace, op)
 	}
@@ -80,13 +69,13 @@ func (m *loadMetrics) trace(namespace string) *singlefill.Trace {
 			return context.WithValue(ctx, loaderKey{m}, new(loader))
 		},
 		LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
-			k := calls
+			kind := "call"
 			if info.Refresh {
-				k = refreshes
+				kind = "refresh"
 			}
-			k.results[resultOf(info.Err)].Inc()
+			m.loads.WithLabelValues(namespace, kind, resultOf(info.Err)).Inc()
 			if l, ok := ctx.Value(loaderKey{m}).(*loader); ok && info.Keys > 0 && l.observed.CompareAndSwap(false, true) {
-				k.duration.Observe(info.Duration.Seconds())
+				m.durations.WithLabelValues(namespace, kind).Observe(info.Duration.Seconds())
 			}
 		},
 		WaitDone: func(_ context.Context, info singlefill.WaitInfo) { waits.Observe(info.Duration.Seconds()) },
