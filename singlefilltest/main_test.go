@@ -59,16 +59,9 @@ func (f *fakeTB) Cleanup(cleanup func()) {
 	f.cleanups = append(f.cleanups, cleanup)
 }
 
-// wantReport checks that test reports once, with a text.
+// wantReport checks that test reports once, with a text. It runs the cleanups of test.
 func wantReport(t *testing.T, text string, test func(t testing.TB)) {
 	t.Helper()
-	if got := reported(test); len(got) != 1 || !strings.Contains(got[0], text) {
-		t.Errorf("reported %q, want %q", got, text)
-	}
-}
-
-// reported returns what test reports, and runs its cleanups.
-func reported(test func(t testing.TB)) []string {
 	f := new(fakeTB)
 	done := make(chan struct{})
 	go func() {
@@ -79,5 +72,7 @@ func reported(test func(t testing.TB)) []string {
 	for i := len(f.cleanups) - 1; i >= 0; i-- {
 		f.cleanups[i]()
 	}
-	return f.errors
+	if got := f.errors; len(got) != 1 || !strings.Contains(got[0], text) {
+		t.Errorf("reported %q, want %q", got, text)
+	}
 }

@@ -71,18 +71,28 @@ func TestPages_Blocks(t *testing.T) {
 // pages returns the text of each page of the repository, by its path from the root.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
-	tree := os.DirFS(root)
-	names, err := files(tree, ".md")
+	names, err := files(os.DirFS(root), ".md")
 	if err != nil || len(names) < 20 {
 		t.Fatalf("pages: %v, %v", names, err)
 	}
 	all := make(map[string]string)
 	for _, name := range names {
-		text, err := fs.ReadFile(tree, name)
-		redistest.Must(t, err)
-		all[name] = string(text)
+		all[name] = read(t, name)
 	}
 	return all
+}
+
+// CONTRIBUTING.md names each script. TestPages_Commands finds those that do not exist.
+func TestContributing_Scripts(t *testing.T) {
+	t.Parallel()
+	text := read(t, "CONTRIBUTING.md")
+	scripts, err := fs.Glob(os.DirFS(root), "scripts/*")
+	redistest.Must(t, err)
+	for _, file := range scripts {
+		if !strings.Contains(text, file) {
+			t.Errorf("CONTRIBUTING.md does not name %s", file)
+		}
+	}
 }
 
 // The contents of docs names each page.

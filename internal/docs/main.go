@@ -43,13 +43,13 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	if err := run(os.DirFS("."), *check, os.WriteFile); err != nil {
+	if err := run(os.DirFS("."), *check); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(tree fs.FS, check bool, write func(name string, data []byte, perm fs.FileMode) error) error {
+func run(tree fs.FS, check bool) error {
 	tests, err := findTests(tree)
 	if err != nil {
 		return err
@@ -77,10 +77,10 @@ func run(tree fs.FS, check bool, write func(name string, data []byte, perm fs.Fi
 		case check:
 			errs = append(errs, fmt.Errorf("%s does not agree with the tests: run scripts/docs", page))
 		default:
-			errs = append(errs, write(page, []byte(mended), 0o644))
+			errs = append(errs, os.WriteFile(page, []byte(mended), 0o644))
 		}
 	}
-	return errors.Join(append(errs, checkScripts(tree)...)...)
+	return errors.Join(errs...)
 }
 
 // A test is a test function.
@@ -211,23 +211,4 @@ func mendLinks(tree fs.FS, page, text string, tests []test) (mended string, errs
 		return fmt.Sprintf("[%s](%s)", name, filepath.ToSlash(to))
 	})
 	return mended, errs
-}
-
-// checkScripts checks that CONTRIBUTING.md names each script. TestPages_Commands finds those that do not exist.
-func checkScripts(tree fs.FS) (errs []error) {
-	const page = "CONTRIBUTING.md"
-	text, err := fs.ReadFile(tree, page)
-	if err != nil {
-		return []error{err}
-	}
-	scripts, err := fs.Glob(tree, "scripts/*")
-	if err != nil {
-		return []error{err}
-	}
-	for _, file := range scripts {
-		if !strings.Contains(string(text), file) {
-			errs = append(errs, fmt.Errorf("%s does not name %s", page, file))
-		}
-	}
-	return errs
 }
