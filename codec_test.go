@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -414,6 +416,60 @@ func TestCodec_Exits(t *testing.T) {
 			return nil, nil
 		})
 		wantMany(t, "the call", got, err, manyKeys(600)...)
+	})
+}
+
+// A decoder calls a function with what it is to decode.
+type decoder struct {
+	singlefill.Codec
+	on func(data string)
+}
+
+func (d decoder) Unmarshal(data []byte, v any) error {
+	d.on(string(data))
+	return d.Codec.Unmarshal(data, v)
+}
+
+// A codec that exits while a call for many keys reads some of them keeps these from no other call, although the call
+// waits for others.
+func TestCodec_ExitsInOneRead(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		values := make(map[string]string)
+		for _, key := range manyKeys(257) { // the last one is read on its own
+			values[key] = key
+		}
+		goOn := make(chan struct{})
+		var exited atomic.Bool
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: decoder{singlefill.Raw, func(data string) {
+			switch {
+			case data == "k0256":
+				<-goOn
+			case data == "k0000" && exited.CompareAndSwap(false, true):
+				runtime.Goexit()
+			}
+		}}})
+		redistest.Must(t, c.SetMany(t.Context(), values))
+		load := func(context.Context, string) (string, error) { return "", errors.New("a key is loaded") }
+		last := cachetest.GoGet(t.Context(), c, "k0256", load)
+		synctest.Wait()
+		all := make(chan error, 1)
+		go func() {
+			got, err := c.GetOrLoadMany(t.Context(), manyKeys(257), func(context.Context, []string) (map[string]string, error) {
+				return nil, errors.New("keys are loaded")
+			})
+			if !maps.Equal(got, values) {
+				t.Errorf("%d values; want all", len(got))
+			}
+			all <- err
+		}()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := c.GetOrLoad(ctx, "k0000", load)
+		redistest.Must(t, err)
+		close(goOn)
+		redistest.Must(t, <-all)
+		last.Want(t, "k0256")
 	})
 }
 

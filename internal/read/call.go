@@ -22,11 +22,7 @@ type call struct {
 	anew   bool             // load also what is fresh: see Refresh
 	info   *event.ValueInfo // is to describe the value of a single key; nil: nobody asks
 	caller flight.Caller
-
-	// In one round:
-	hits   []*ask // to be answered
-	misses []*ask // to be joined
-	joined []*ask // to be waited for; those of earlier rounds, too
+	asks   []*ask // that memory has not answered
 }
 
 func (c *Reader) newCall(ctx context.Context, load fill.Loader) *call {
@@ -38,16 +34,35 @@ type ask struct {
 	Key           string
 	*value.Lookup // what a read has found under the key
 	turn          flight.Turn[value.Lookup]
-	mine          bool                        // the call has read the key
-	theirs        bool                        // another call has
-	delegated     bool                        // another goroutine has, for this call and others
-	replied       bool                        // see replyRest
+	state         state
+	by            by
 	wait          *flight.Waiter[fill.Result] // nil: the call has joined no fill
 	memory        *near.Copy                  // what memory has, if it is to be refreshed
 
 	value any // which the call returns, or err
 	err   error
 }
+
+// A state is how far a call has come with an ask. Only the goroutine of the call sets it.
+type state int8
+
+const (
+	missed   state = iota // nothing is found yet: it is to join a fill
+	reading               // its key is being read
+	found                 // its read is a hit, to be answered
+	joined                // it waits for a fill
+	answered              // value and err are set
+)
+
+// by tells who has read the key of an ask.
+type by int8
+
+const (
+	nobody     by = iota
+	self          // the call
+	other         // another call
+	background    // another goroutine, for this call and others
+)
 
 func newAsks(keys []string) []*ask {
 	all, asks := make([]ask, len(keys)), make([]*ask, len(keys)) // two allocations
@@ -74,6 +89,29 @@ func look(asks []*ask) {
 		a.Lookup = &all[i]
 	}
 }
+
+// those returns the asks for which is returns true. Mostly all are equal: then it allocates nothing.
+func those(asks []*ask, is func(a *ask) bool) []*ask {
+	n := 0
+	for _, a := range asks {
+		if is(a) {
+			n++
+		}
+	}
+	if n == len(asks) {
+		return asks
+	}
+	some := make([]*ask, 0, n)
+	for _, a := range asks {
+		if is(a) {
+			some = append(some, a)
+		}
+	}
+	return some
+}
+
+// in returns the asks in a state.
+func (c *call) in(s state) []*ask { return those(c.asks, func(a *ask) bool { return a.state == s }) }
 
 func lookups(asks []*ask) []*value.Lookup {
 	all := make([]*value.Lookup, len(asks))
@@ -114,19 +152,16 @@ func (c *call) lookInMemory(asks []*ask) (misses, due []*ask) {
 
 // run answers asks. A fill whose result is older than the call sends its ask back to the beginning.
 func (c *call) run(asks []*ask) {
-	if len(asks) == 0 {
-		return
-	}
 	defer c.leave()
+	c.asks = asks
 	c.caller = flight.Caller{Outer: flight.LoadOf(c.ctx), Stamp: c.Fills.Now()}
-	for len(asks) > 0 {
+	for again := len(asks) > 0; again; again = c.wait() {
 		if c.anew {
-			c.joinAnew(asks)
+			c.joinAnew()
 		} else {
-			c.readAndJoin(asks)
+			c.readAndJoin()
 		}
 		c.answerHits()
-		asks = c.wait()
 	}
 }
 
@@ -135,10 +170,13 @@ func (c *call) run(asks []*ask) {
 // It does not read a key whose fill found it empty: a cold herd would send GETs for as long as the load takes. If the
 // key held an old value, it reads, since that is what it falls back to at its deadline. It joins before it gives its turns to others, who then meet the
 // fills in place of reading again.
-func (c *call) readAndJoin(asks []*ask) {
+func (c *call) readAndJoin() {
+	asks := c.in(missed)
 	defer c.Reads.End(len(asks), turns(asks)) // which are left if a function of Trace panics
-	unread, filling := c.notFilling(asks)
-	c.misses = filling
+	unread := c.notFilling(asks)
+	for _, a := range unread {
+		a.state = reading
+	}
 	c.join()
 	c.read(unread)
 	c.join()
@@ -146,96 +184,53 @@ func (c *call) readAndJoin(asks []*ask) {
 
 // joinAnew joins fills that replace what the keys hold. What is read tells them what that is. The reads may be old:
 // see newSince in package fill.
-func (c *call) joinAnew(asks []*ask) {
+func (c *call) joinAnew() {
+	asks := c.in(missed)
 	c.readAll(asks)
 	for _, a := range asks {
 		if a.RedisErr != nil {
-			a.err = cmp.Or(c.ctx.Err(), value.Wrap(c.ctx, "refresh", a.RedisErr))
-			continue
+			a.state, a.err = answered, cmp.Or(c.ctx.Err(), value.Wrap(c.ctx, "refresh", a.RedisErr))
 		}
-		c.misses = append(c.misses, a)
 	}
 	c.join()
 }
 
 // notFilling returns asks without those whose fills found their keys empty.
-func (c *call) notFilling(asks []*ask) (unread, filling []*ask) {
+func (c *call) notFilling(asks []*ask) (others []*ask) {
 	is := c.Fills.Filling(len(asks), func(i int) string { return asks[i].Key })
 	if is == nil {
-		return asks, nil
+		return asks
 	}
 	for i, a := range asks {
-		if is[i] {
-			filling = append(filling, a)
-		} else {
-			unread = append(unread, a)
+		if !is[i] {
+			others = append(others, a)
 		}
 	}
-	return unread, filling
+	return others
 }
 
-// take sorts what has been read. It ends the turns of all but the misses, whose turns end when the call has joined.
-func (c *call) take(read []*ask) {
-	hits, others := split(read, func(a *ask) bool { return a.Hit() })
-	gone, misses := split(others, func(a *ask) bool { return a.RedisErr != nil && c.ctx.Err() != nil })
-	c.Reads.End(len(hits), turns(hits))
-	c.Reads.End(len(gone), turns(gone))
-	for _, a := range gone {
-		a.err = c.ctx.Err()
-	}
-	c.hits, c.misses = both(c.hits, hits), both(c.misses, misses)
-}
-
-// both returns asks and more, without an allocation if there are no asks.
-func both(asks, more []*ask) []*ask {
-	if len(asks) == 0 {
-		return more
-	}
-	return append(slices.Clip(asks), more...)
-}
-
-// answerHits answers with what has been read. The call holds no turns any more: Trace may call the cache.
-func (c *call) answerHits() {
-	var due []*ask
-	for _, a := range c.hits {
-		c.hit(a)
-		if a.mine && c.Store.Due(a.Lookup) {
-			due = append(due, a)
-		} else if c.audited(a.Freshness == value.Fresh) {
-			c.auditHit(c.ctx, a.Key, c.load, a.Lookup)
+// take takes what has been read. It ends the turns of all but the misses, whose turns end when the call has joined.
+// It reports whether there are misses.
+func (c *call) take(read []*ask) (misses bool) {
+	for _, a := range read {
+		switch {
+		case a.Hit():
+			a.state = found
+		case a.RedisErr != nil && c.ctx.Err() != nil:
+			a.state, a.err = answered, c.ctx.Err()
+		default:
+			a.state = missed
 		}
 	}
-	c.hits = nil
-	c.refresh(due)
-}
-
-// split returns the asks for which is returns true, and the others.
-func split(asks []*ask, is func(*ask) bool) (yes, no []*ask) {
-	for i, a := range asks {
-		if is(a) != is(asks[0]) {
-			yes, no = slices.Clip(asks[:i]), nil
-			if !is(asks[0]) {
-				yes, no = no, yes
-			}
-			for _, a := range asks[i:] {
-				if is(a) {
-					yes = append(yes, a)
-				} else {
-					no = append(no, a)
-				}
-			}
-			return yes, no
-		}
-	}
-	if len(asks) > 0 && !is(asks[0]) {
-		return nil, asks
-	}
-	return asks, nil // mostly all are equal
+	over := those(read, func(a *ask) bool { return a.state != missed })
+	c.Reads.End(len(over), turns(over))
+	return len(over) < len(read)
 }
 
 // join joins the fills of what the call has missed. Those that it starts load together.
 func (c *call) join() {
-	for group := range slices.Chunk(c.misses, c.MaxBatch) {
+	misses := c.in(missed)
+	for group := range slices.Chunk(misses, c.MaxBatch) {
 		all := make([]flight.Waiter[fill.Result], len(group))
 		for i, a := range group {
 			a.wait = &all[i]
@@ -250,26 +245,43 @@ func (c *call) join() {
 		}
 		c.Filler.Join(c.ctx, &c.caller, waits(group), lookups(group), fill.Source{Loader: c.load, Anew: c.anew})
 		for _, a := range group {
-			if a.err = a.wait.Err; a.err == nil {
-				c.joined = append(c.joined, a)
+			if a.state, a.err = joined, a.wait.Err; a.err != nil {
+				a.state = answered
 			}
 		}
 	}
-	c.Reads.End(len(c.misses), turns(c.misses))
-	c.misses = nil
+	c.Reads.End(len(misses), turns(misses))
 }
 
-// wait waits for fills and answers with their results. It returns the asks whose results are older than the call, as
-// soon as there is one: each key has the time of the call, whatever the other keys take. None: all are answered.
-func (c *call) wait() (again []*ask) {
-	for len(again) == 0 && len(c.joined) > 0 {
-		c.Fills.Wait(c.ctx, &c.caller, waits(c.joined))
-		var over []*ask
-		c.joined, over = split(c.joined, func(a *ask) bool { return a.wait.Verdict == flight.Waiting })
-		for _, a := range over {
-			if !c.settle(a) {
+// answerHits answers with what has been read. The call holds no turns any more: Trace may call the cache.
+func (c *call) answerHits() {
+	var due []*ask
+	for _, a := range c.in(found) {
+		a.state = answered
+		c.hit(a)
+		if a.by == self && c.Store.Due(a.Lookup) {
+			due = append(due, a)
+		} else if c.audited(a.Freshness == value.Fresh) {
+			c.auditHit(c.ctx, a.Key, c.load, a.Lookup)
+		}
+	}
+	c.refresh(due)
+}
+
+// wait waits for fills and answers with their results. It returns true as soon as asks are to begin again, whose
+// results are older than the call: each key has the time of the call, whatever the other keys take. Otherwise all are
+// answered.
+func (c *call) wait() (again bool) {
+	for waiting := c.in(joined); len(waiting) > 0 && !again; waiting = c.in(joined) {
+		c.Fills.Wait(c.ctx, &c.caller, waits(waiting))
+		for _, a := range waiting {
+			switch {
+			case a.wait.Verdict == flight.Waiting:
+			case c.settle(a):
+				a.state = answered
+			default:
 				a.reset(a.Key)
-				again = append(again, a)
+				again = true
 			}
 		}
 	}
@@ -278,10 +290,11 @@ func (c *call) wait() (again []*ask) {
 
 // leave leaves the fills that the call has joined, if it has not waited for them since a function of Trace panicked.
 func (c *call) leave() {
-	if len(c.joined) > 0 {
+	left := those(c.in(joined), func(a *ask) bool { return a.wait.Verdict == flight.Waiting })
+	if len(left) > 0 {
 		ended, cancel := context.WithCancel(context.Background())
 		cancel()
-		c.Fills.Wait(ended, &c.caller, waits(c.joined))
+		c.Fills.Wait(ended, &c.caller, waits(left))
 	}
 }
 

@@ -129,7 +129,7 @@ func (c *Reader) get(ctx context.Context, asks []*ask) {
 			c.Events.Miss(ctx, a.Key, event.ValueInfo{})
 			a.err = ErrMiss
 		default:
-			a.mine = true
+			a.by = self
 			m.hit(a)
 		}
 	}

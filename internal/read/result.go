@@ -23,11 +23,11 @@ type origin struct {
 
 // own reports whether the caller owns what its read has found. Several that share a value that can be cloned get
 // clones.
-func (c *call) own(a *ask) bool { return a.mine && !(a.turn.Shared && c.Store.Type.Clone != nil) }
+func (c *call) own(a *ask) bool { return a.by == self && !(a.turn.Shared && c.Store.Type.Clone != nil) }
 
 // hit answers with the value that a read has found.
 func (c *call) hit(a *ask) {
-	from := origin{hit: true, own: c.own(a), shared: a.theirs}
+	from := origin{hit: true, own: c.own(a), shared: a.by == other}
 	if !from.own && c.Store.Type.Clone != nil {
 		from.clone = a.Value
 	}

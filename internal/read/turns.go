@@ -41,30 +41,31 @@ const patience = 5 * time.Millisecond
 // read reads keys, and takes what it finds as the replies come. If some are slow to come, it joins the fills of what
 // it has missed before. The call holds the turns of what it reads itself until it has taken that and joined.
 func (c *call) read(asks []*ask) {
-	if len(asks) < 2 {
+	var parts [][]*ask
+	if len(asks) > 1 {
+		parts = c.parts(asks)
+	}
+	if len(parts) < 2 {
 		c.readPart(asks, nil)
 		return
 	}
-	parts := c.parts(asks)
-	if len(parts) == 1 {
-		c.readPart(asks, nil)
-		return
-	}
-	replies := make(chan []*ask, len(asks))
-	left := len(asks)
-	var readers sync.WaitGroup // they look at their asks also after their last replies
+	replies := make(chan reply, len(asks)+len(parts))
 	for _, part := range parts {
-		readers.Go(func() {
-			defer c.replyRest(part, replies)
+		go func() {
+			defer func() { replies <- reply{part, true} }()
 			c.readPart(part, replies)
-		})
+		}()
 	}
 	var slow <-chan time.Time
-	for left > 0 {
+	for left := len(parts); left > 0; {
 		select {
-		case read := <-replies:
-			left -= len(read)
-			if c.take(read); slow == nil && len(c.misses) > 0 {
+		case r := <-replies:
+			if r.last {
+				left--
+				r.asks = those(r.asks, func(a *ask) bool { return a.state == reading })
+				look(r.asks)
+			}
+			if c.take(r.asks) && slow == nil {
 				slow = time.After(patience)
 			}
 		case <-slow:
@@ -72,14 +73,20 @@ func (c *call) read(asks []*ask) {
 			c.join()
 		}
 	}
-	readers.Wait()
+}
+
+// A reply is asks of a part that have been read. The last one is the whole part: what has had no reply by then gets none,
+// since Unmarshal has called runtime.Goexit. Fills decode it once more, and tell their callers.
+type reply struct {
+	asks []*ask
+	last bool
 }
 
 // readPart reads the keys of one server, and sends what it has read to replies, or takes it. It shares the reads
 // with other calls of this process: it reads at once what no other call is reading, and what is left when that is
 // over, if no other call has read it by then. Without that 100 hits in one call would take a fifth less time, but a
 // stampede of such calls on the same cold keys would send four times as many commands.
-func (c *call) readPart(part []*ask, replies chan<- []*ask) {
+func (c *call) readPart(part []*ask, replies chan<- reply) {
 	for _, a := range part {
 		a.turn.Key = a.Key
 	}
@@ -100,26 +107,13 @@ func (c *call) readPart(part []*ask, replies chan<- []*ask) {
 	}
 }
 
-func (c *call) reply(read []*ask, replies chan<- []*ask) {
+func (c *call) reply(read []*ask, replies chan<- reply) {
 	switch {
 	case len(read) == 0:
 	case replies == nil:
 		c.take(read)
 	default:
-		for _, a := range read {
-			a.replied = true
-		}
-		replies <- read
-	}
-}
-
-// replyRest replies with what readPart has not, since Unmarshal has called runtime.Goexit: these keys are misses. Fills
-// decode them once more, and tell their callers.
-func (c *call) replyRest(part []*ask, replies chan<- []*ask) {
-	rest := slices.DeleteFunc(slices.Clone(part), func(a *ask) bool { return a.replied })
-	if len(rest) > 0 {
-		look(rest)
-		c.reply(rest, replies)
+		replies <- reply{asks: read}
 	}
 }
 
@@ -127,13 +121,18 @@ func turns(asks []*ask) flight.Turns[value.Lookup] {
 	return func(i int) *flight.Turn[value.Lookup] { return &asks[i].turn }
 }
 
+func held(a *ask) bool { return a.turn.Held() }
+
 // takeTurns reads what the call may read, and replies with that and with what others have read. It returns what is
 // left.
-func (c *call) takeTurns(asks []*ask, replies chan<- []*ask) (others []*ask) {
-	mine, theirs := split(asks, func(a *ask) bool { return a.turn.Held() })
-	theirs, others = split(theirs, func(a *ask) bool { return a.turn.Found != nil })
+func (c *call) takeTurns(asks []*ask, replies chan<- reply) (others []*ask) {
+	mine := those(asks, held)
+	theirs := those(asks, func(a *ask) bool { return a.turn.Found != nil })
+	others = those(asks, func(a *ask) bool { return a.turn.Found == nil && !held(a) })
 	for _, a := range theirs {
-		a.Lookup, a.theirs = a.turn.Found, !a.delegated
+		if a.Lookup = a.turn.Found; a.by != background {
+			a.by = other
+		}
 	}
 	c.reply(theirs, replies)
 	if len(mine) > 0 {
@@ -146,11 +145,11 @@ func (c *call) takeTurns(asks []*ask, replies chan<- []*ask) (others []*ask) {
 // readMine reads keys whose turns the call holds. What has a fill by now is not read.
 func (c *call) readMine(asks []*ask) {
 	look(asks)
-	if unread, _ := c.notFilling(asks); len(unread) > 0 {
+	if unread := c.notFilling(asks); len(unread) > 0 {
 		c.Store.Read(c.ctx, lookups(unread))
 	}
 	for _, a := range asks {
-		a.mine = true
+		a.by = self
 		if a.RedisErr == nil || c.ctx.Err() == nil { // otherwise another call of the batch reads
 			a.turn.Found = a.Lookup
 		}
@@ -160,21 +159,21 @@ func (c *call) readMine(asks []*ask) {
 // delegate lets another goroutine read for the batches whose turns the call has got, if this call may leave before it
 // has the replies: then the others need no second read.
 func (c *call) delegate(asks []*ask) {
-	mine, _ := split(asks, func(a *ask) bool { return a.turn.Held() })
+	mine := those(asks, held)
 	if len(mine) == 0 || !c.Client.MayLeave(c.ctx) {
 		return
 	}
-	background := c.newCall(client.Detach(c.ctx), c.load)
+	detached := c.newCall(client.Detach(c.ctx), c.load)
 	delegated := c.Reads.Delegate(len(mine), turns(mine))
 	all := make([]*ask, len(mine))
 	for i, a := range mine {
-		a.delegated = true
+		a.by = background
 		all[i] = &ask{turn: delegated[i]}
 		all[i].Key = a.Key
 	}
 	go func() {
 		defer c.Reads.End(len(all), turns(all))
-		background.readMine(all)
-		background.refresh(slices.DeleteFunc(slices.Clone(all), func(a *ask) bool { return !c.Store.Due(a.Lookup) }))
+		detached.readMine(all)
+		detached.refresh(slices.DeleteFunc(slices.Clone(all), func(a *ask) bool { return !c.Store.Due(a.Lookup) }))
 	}()
 }
