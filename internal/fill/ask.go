@@ -199,7 +199,7 @@ func (x *set) decided(ctx context.Context, f *filling) {
 		f.next = x.unreached(ctx, f)
 	case err == nil:
 		f.within, f.rest = x.Client.Timeout, cmp.Or(min(r.Left, maxRest), value.RefreshRest)
-		f.next = x.take(ctx, f)
+		f.next = x.take(ctx, f, decide(r, view{wanted: f.wanted, servable: x.suffices(f)}))
 	case x.worthAsking(f, err):
 		f.next = asking
 	default:
@@ -241,14 +241,11 @@ func (x *set) unreached(ctx context.Context, f *filling) state {
 	return loading
 }
 
-// take does what a reply of Redis means for a fill.
-func (x *set) take(ctx context.Context, f *filling) state {
+// take takes a step.
+func (x *set) take(ctx context.Context, f *filling, next step) state {
 	reply := f.reply.Value
-	switch reply.Status {
-	case filllock.Hit:
-		if !x.suffices(f) {
-			return asking
-		}
+	switch next {
+	case takeValue:
 		x.found(f)
 		x.times.Note(f.key, f.old.Entry.LoadTime)
 		r := &Result{Found: f.old.Found}
@@ -257,7 +254,7 @@ func (x *set) take(ctx context.Context, f *filling) state {
 		}
 		x.end(ctx, f, r, f.stamp)
 		return ended
-	case filllock.Failed:
+	case takeFailure:
 		x.found(f)
 		// Callers that had joined when the lock was last seen held have waited for that load.
 		err := x.User.RemoteError(f.key, reply.Text)
@@ -269,7 +266,7 @@ func (x *set) take(ctx context.Context, f *filling) state {
 		}
 		x.end(ctx, f, r, validFrom)
 		return ended
-	case filllock.Locked:
+	case takeLock:
 		if x.slot.Held() || x.slot.Try(false) {
 			x.waited(ctx, f)
 			return loading
@@ -278,19 +275,16 @@ func (x *set) take(ctx context.Context, f *filling) state {
 		// since.
 		x.giveUp(ctx, f)
 		x.lockAnew([]*filling{f})
-	case filllock.Refused:
+	case retryNew:
 		x.lockAnew([]*filling{f})
-	case filllock.Busy, filllock.Free, filllock.Gone:
-		switch {
-		case !f.wanted: // it leaves the key to other processes, unless a caller has joined
-			if x.deserted(ctx, f) {
-				return ended
-			}
-		case reply.Status == filllock.Busy:
-			f.awaited, f.lastAsked, f.queue, f.holder = reply.Text, f.stamp, false, reply.Text
-			return paused
-		case reply.Status == filllock.Free:
-			f.queue, f.lastAsked = true, f.stamp
+	case waitForLock:
+		f.awaited, f.lastAsked, f.queue, f.holder = reply.Text, f.stamp, false, reply.Text
+		return paused
+	case waitForSlot:
+		f.queue, f.lastAsked = true, f.stamp
+	case leaveKey:
+		if x.deserted(ctx, f) {
+			return ended
 		}
 	}
 	return asking

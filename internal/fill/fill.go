@@ -2,8 +2,8 @@
 // process stores, or loads it and stores it.
 //
 // The fills that a call begins are a [set]. It is a [state] and a loop that takes one turn after the other (run): it
-// asks Redis (ask), does what the reply means for each fill (take), pauses or queues, loads (callLoader), and stores
-// (store). The fills of a set go together while they are in the same state:
+// asks Redis (ask), pauses or queues, loads (callLoader), and stores (store). What a reply of Redis means for a fill is
+// decided by a function without effects (decide). The fills of a set go together while they are in the same state:
 // where they part, some become another set (follow). A set goes on in another goroutine if the goroutine of its Loader
 // does not come back: after a panic or runtime.Goexit (leave), and at LoadTimeout (callLoader).
 package fill
