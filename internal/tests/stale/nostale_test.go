@@ -212,3 +212,20 @@ func TestErrNoStale_OnlyReturned(t *testing.T) {
 		cachetest.WantStored(t, rdb, "ns", "other", "old other")
 	})
 }
+
+// What has been stored while the load ran is not removed.
+func TestErrNoStale_SetDuringTheLoad(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		fleet := cachetest.NewCaches(t, m, "ns", 2, noStaleOptions())
+		cachetest.SetStale(t, fleet[0], "k", "old", time.Second)
+		src := cachetest.NewSource[string](t)
+		call := cachetest.GoAsk(t.Context(), fleet[0], "k", src.Load)
+		load := src.Next(t)
+		redistest.Must(t, fleet[1].Set(t.Context(), "k", "set"))
+		load.Fail(errForbidden)
+		if a := cachetest.Receive(t, "the call", call); a.Err != errForbidden {
+			t.Errorf("got %+v, want the error", a)
+		}
+		cachetest.WantStored(t, rdb, "ns", "k", "set")
+	})
+}
