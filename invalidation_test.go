@@ -17,6 +17,15 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
+// invalidations keep later callers from what a key was before.
+var invalidations = map[string]func(ctx context.Context, c *singlefill.Cache[string], key string) error{
+	"Delete": func(ctx context.Context, c *singlefill.Cache[string], key string) error { return c.Delete(ctx, key) },
+	"Set": func(ctx context.Context, c *singlefill.Cache[string], key string) error {
+		return c.Set(ctx, key, "new")
+	},
+	"Expire": func(ctx context.Context, c *singlefill.Cache[string], key string) error { return c.Expire(ctx, key) },
+}
+
 // A value whose load began before a Delete, here or in another process, is not stored after it. Callers
 // that arrive after the Delete do not get it, and load again at once.
 //

@@ -449,13 +449,9 @@ func TestGetOrLoadMany_Deadline(t *testing.T) {
 
 // A Delete, Set or Expire during a load refuses the value of its key only.
 func TestGetOrLoadMany_Invalidation(t *testing.T) {
-	type cache = *singlefill.Cache[string]
-	for what, invalidate := range map[string]func(ctx context.Context, c cache) error{
-		"Delete": func(ctx context.Context, c cache) error { return c.Delete(ctx, "a") },
-		"Set":    func(ctx context.Context, c cache) error { return c.Set(ctx, "a", "set") },
-		"Expire": func(ctx context.Context, c cache) error { return c.Expire(ctx, "a") },
-		"Clear":  func(ctx context.Context, c cache) error { return c.Clear(ctx) },
-	} {
+	all := maps.Clone(invalidations)
+	all["Clear"] = func(ctx context.Context, c *singlefill.Cache[string], _ string) error { return c.Clear(ctx) }
+	for what, invalidate := range all {
 		for _, processes := range []int{1, 2} {
 			cachetest.RunInBubble(t, fmt.Sprintf("%s, %d processes", what, processes), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 				caches := cachetest.NewCaches(t, m, "ns", processes, &cachetest.Raw)
@@ -463,7 +459,7 @@ func TestGetOrLoadMany_Invalidation(t *testing.T) {
 				s := &manySource{takes: time.Second}
 				early := cachetest.GoGetMany(t.Context(), loads, []string{"a", "b"}, s.load)
 				time.Sleep(time.Second / 2)
-				redistest.Must(t, invalidate(t.Context(), invalidates))
+				redistest.Must(t, invalidate(t.Context(), invalidates, "a"))
 				late := cachetest.GoGetMany(t.Context(), loads, []string{"a", "b"}, (&manySource{}).load)
 				early.Want(t, valuesOf([]string{"a", "b"}))
 				_, err := late.Result(t)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -382,13 +383,9 @@ func TestNearRules_OwnInvalidation(t *testing.T) {
 		redistest.Mute(m)
 		ctx := t.Context()
 		c := cachetest.NewCache(t, rdb, near(singlefill.Near{MaxLag: time.Hour}))
-		for name, change := range map[string]func() error{
-			"Delete": func() error { return c.Delete(ctx, "k") },
-			"Set":    func() error { return c.Set(ctx, "k", "new") },
-			"Expire": func() error { return c.Expire(ctx, "k") },
-		} {
+		for name, invalidate := range invalidations {
 			awaitNear(t, c, "k", cachetest.Gives("old"))
-			redistest.Must(t, change())
+			redistest.Must(t, invalidate(ctx, c, "k"))
 			if cachetest.GoGet(ctx, c, "k", cachetest.Gives("new")).Want(t, "new"); t.Failed() {
 				t.Fatal(name)
 			}
@@ -450,16 +447,10 @@ type wrapped struct{ redis.UniversalClient }
 // others read the log and the old value; and though the server refuses the record.
 func TestNearRules_OtherProcess(t *testing.T) {
 	const maxLag, long = time.Second, 3010 * time.Millisecond
-	type cache = *singlefill.Cache[string]
-	for name, test := range map[string]struct {
-		wrap   func(rdb *redis.Client) redis.UniversalClient
-		change func(ctx context.Context, c cache) error
-	}{
-		"Delete":            {nil, func(ctx context.Context, c cache) error { return c.Delete(ctx, "k") }},
-		"Delete by servers": {func(rdb *redis.Client) redis.UniversalClient { return wrapped{rdb} }, func(ctx context.Context, c cache) error { return c.Delete(ctx, "k") }},
-		"Set":               {nil, func(ctx context.Context, c cache) error { return c.Set(ctx, "k", "new") }},
-		"Expire":            {nil, func(ctx context.Context, c cache) error { return c.Expire(ctx, "k") }},
-	} {
+	const deleteByServers = "Delete by servers"
+	changes := maps.Clone(invalidations)
+	changes[deleteByServers] = changes["Delete"]
+	for name, change := range changes {
 		for _, refused := range []bool{false, true} {
 			cachetest.RunInBubble(t, name+map[bool]string{false: "", true: ", record refused"}[refused], func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				var refuses atomic.Bool
@@ -473,14 +464,14 @@ func TestNearRules_OtherProcess(t *testing.T) {
 				ns, ctx := redistest.Namespace(t), t.Context()
 				opts := near(singlefill.Near{MaxLag: maxLag})
 				here := cachetest.NewCaches(t, m, ns, 1, opts)[0]
-				var there cache
-				if test.wrap != nil {
-					there = cachetest.NewCacheIn(t, test.wrap(rdb), ns, opts)
+				var client redis.UniversalClient = rdb
+				if name == deleteByServers {
+					client = wrapped{rdb}
 					rdb.AddHook(byServers(long))
 				} else {
-					there = cachetest.NewCacheIn(t, rdb, ns, opts)
 					rdb.AddHook(slowInvalidations(long))
 				}
+				there := cachetest.NewCacheIn(t, client, ns, opts)
 				var source atomic.Pointer[string]
 				old, fresh := "old", "new"
 				source.Store(&old)
@@ -488,7 +479,7 @@ func TestNearRules_OtherProcess(t *testing.T) {
 				awaitNear(t, here, "k", load)
 				refuses.Store(refused)
 				returned := make(chan error)
-				go func() { returned <- test.change(ctx, there) }()
+				go func() { returned <- change(ctx, there, "k") }()
 				for busy := true; busy; {
 					select {
 					case err := <-returned:

@@ -127,14 +127,11 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 		{rdb, fine, time.Minute, &options{Codec: singlefill.Raw}, "Options.Codec Raw takes []byte or string, not int"},
 	} {
 		c, err := singlefill.New(test.rdb, test.namespace, test.ttl, test.opts)
-		got := ""
+		got, isNamed := "", true // for the package
 		if err != nil {
-			got = strings.TrimPrefix(err.Error(), "singlefill: ")
-			if got == err.Error() {
-				t.Errorf("%q does not begin with the package's name", got)
-			}
+			got, isNamed = strings.CutPrefix(err.Error(), "singlefill: ")
 		}
-		if got != test.want {
+		if got != test.want || !isNamed {
 			t.Errorf("New(%T, %q, %v, %+v)\ngot  %q\nwant %q", test.rdb, test.namespace, test.ttl, test.opts, got, test.want)
 		}
 		if (c == nil) == (err == nil) {

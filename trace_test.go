@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -158,30 +157,25 @@ func TestAddTrace(t *testing.T) {
 // A call of a ManyLoader is traced once when it begins, and for each key when it is over.
 func TestTrace_ManyLoader(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		var mu sync.Mutex
-		var started []string
-		done := make(map[string]string)
+		var began, ended cachetest.Events
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxBatch: 3, Trace: &singlefill.Trace{
 			LoadStart: func(ctx context.Context, key string) context.Context {
-				mu.Lock()
-				defer mu.Unlock()
-				started = append(started, key)
+				began.Add("a call")
 				return context.WithValue(ctx, cachetest.TraceKey{}, key)
 			},
 			LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
-				mu.Lock()
-				defer mu.Unlock()
-				done[info.Key] = fmt.Sprint(ctx.Value(cachetest.TraceKey{}), " ", info.Keys)
+				ended.Add("%s of %d from %v on", info.Key, info.Keys, ctx.Value(cachetest.TraceKey{}))
 			},
 		}})
-		first := make(map[string]string)
+		var mu sync.Mutex
+		var loaded []string // protected by mu
 		_, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "c", "d", "e"}, func(ctx context.Context, keys []string) (map[string]string, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			values := make(map[string]string)
 			for _, key := range keys {
 				values[key] = key
-				first[key] = fmt.Sprint(keys[0], " ", len(keys))
+				loaded = append(loaded, fmt.Sprintf("%s of %d from %s on", key, len(keys), keys[0]))
 			}
 			if ctx.Value(cachetest.TraceKey{}) != keys[0] {
 				t.Errorf("the ManyLoader for %q has the context of the load of %v", keys, ctx.Value(cachetest.TraceKey{}))
@@ -190,9 +184,8 @@ func TestTrace_ManyLoader(t *testing.T) {
 		})
 		redistest.Must(t, err)
 		synctest.Wait()
-		if len(started) != 2 || !maps.Equal(done, first) {
-			t.Errorf("started %q, done in %v; want two calls, done in %v", started, done, first)
-		}
+		began.Want(t, "beginnings", "a call", "a call")
+		ended.Want(t, "ends", loaded...)
 	})
 }
 

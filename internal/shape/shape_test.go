@@ -18,6 +18,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 // Limits of a package.
@@ -91,19 +93,17 @@ func shapes(t *testing.T, packages ...string) map[string]shape {
 	list := exec.Command("go", append([]string{"list", "-export", "-deps", "-json=ImportPath,Dir,Export,GoFiles,Module"}, packages...)...)
 	list.Dir, list.Stderr = "../..", os.Stderr
 	out, err := list.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	exports, found := make(map[string]string), make(map[string]shape)
 	fset := token.NewFileSet()
 	imports := importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
 	for packages := json.NewDecoder(bytes.NewReader(out)); ; { // dependencies come before what imports them
 		var p listed
-		if err := packages.Decode(&p); err == io.EOF {
+		err := packages.Decode(&p)
+		if err == io.EOF {
 			return found
-		} else if err != nil {
-			t.Fatal(err)
 		}
+		redistest.Must(t, err)
 		exports[p.ImportPath] = p.Export
 		if p.Module == nil || !p.Module.Main {
 			continue
@@ -111,9 +111,7 @@ func shapes(t *testing.T, packages ...string) map[string]shape {
 		var files []*ast.File
 		for _, name := range p.GoFiles {
 			file, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			files = append(files, file)
 		}
 		found[p.ImportPath] = measure(t, p.ImportPath, fset, files, imports)
@@ -124,9 +122,7 @@ func measure(t *testing.T, path string, fset *token.FileSet, files []*ast.File, 
 	t.Helper()
 	info := &types.Info{Uses: make(map[*ast.Ident]types.Object), Defs: make(map[*ast.Ident]types.Object)}
 	pkg, err := (&types.Config{Importer: imports}).Check(path, fset, files, info)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	file := func(at token.Pos) string { return filepath.Base(fset.Position(at).Filename) }
 	uses := make(map[string]map[string]bool) // file to file
 	for id, of := range info.Uses {
