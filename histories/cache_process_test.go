@@ -39,12 +39,6 @@ var profiles = map[string]profile{
 // nearProfiles are the profiles whose caches have a log.
 var nearProfiles = []string{"near", "near stale"}
 
-func (x *process) openCaches() {
-	for name, p := range profiles {
-		x.caches[name] = x.openCache(name, p)
-	}
-}
-
 func (x *process) openCache(namespace string, p profile) *singlefill.Cache[int64] {
 	var near *singlefill.Near
 	if p.near {

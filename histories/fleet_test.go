@@ -109,14 +109,11 @@ func (f *fleet) listen(m *member) {
 		if err := reports.Decode(&r); err != nil {
 			break
 		}
-		if r.Event == "trouble" {
-			f.mu.Lock()
-			f.trouble = cmp.Or(f.trouble, r.Error)
-			f.mu.Unlock()
-			continue
-		}
 		f.mu.Lock()
 		f.nearHits = max(f.nearHits, r.NearHits)
+		if r.Event == "trouble" {
+			f.trouble = cmp.Or(f.trouble, r.Error)
+		}
 		f.mu.Unlock()
 		m.mu.Lock()
 		h := m.histories[r.History]
@@ -137,16 +134,11 @@ func (f *fleet) listen(m *member) {
 	}
 }
 
-func (f *fleet) firstTrouble() string {
+// heard returns what processes have reported: the first trouble, and the most hits in memory.
+func (f *fleet) heard() (trouble string, nearHits int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.trouble
-}
-
-func (f *fleet) mostNearHits() int64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.nearHits
+	return f.trouble, f.nearHits
 }
 
 // run makes the processes run a history.

@@ -88,7 +88,9 @@ func runProcess(p *redistest.Child) {
 	x.out = json.NewEncoder(conn)
 	x.rdb, x.source = x.client(x.Redis, x.User, x.Retries), x.client(x.Source, "", -1)
 	x.rdb.AddHook(redistest.Commands(noteCommands))
-	x.openCaches()
+	for name, p := range profiles {
+		x.caches[name] = x.openCache(name, p)
+	}
 	plans := json.NewDecoder(conn)
 	for {
 		var p plan

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 
@@ -56,14 +55,6 @@ func (l *Log) ErrorCount() (n int) {
 		n += len(errs)
 	}
 	return n
-}
-
-// HasError reports whether an error of the operation contains one of the texts: servers differ in
-// words.
-func (l *Log) HasError(op string, texts ...string) bool {
-	return slices.ContainsFunc(l.Errors()[op], func(err error) bool {
-		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(err.Error(), text) })
-	})
 }
 
 // Breaker returns what Trace.BreakerChanged has reported.

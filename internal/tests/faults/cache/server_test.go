@@ -272,10 +272,12 @@ func TestServer_KeyOverwrittenDuringLoad(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	redistest.Planted(t, "{")
+	foreign, err := entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("x")}.Encode() // well formed, and no value
+	redistest.Must(t, err)
 	for _, which := range []string{"value", "lock"} {
 		for what, put := range map[string][]any{
 			"deleted": nil, "a text": {"set", "some text"}, "a list": {"rpush", "x"}, "a hash": {"hset", "x", "y"},
-			"an entry": {"set", foreignEntry(t)}, "a foreign lock": {"set", "H" + strings.Repeat("x", 42)},
+			"an entry": {"set", foreign}, "a foreign lock": {"set", "H" + strings.Repeat("x", 42)},
 		} {
 			t.Run(which+" becomes "+what, func(t *testing.T) {
 				a, b := newPair(t, s.Client(t), s.Client(t), cachetest.Patient)
@@ -315,12 +317,4 @@ func TestServer_KeyOverwrittenDuringLoad(t *testing.T) {
 			})
 		}
 	}
-}
-
-// foreignEntry returns an entry that is well formed, with a payload that is no value of the cache.
-func foreignEntry(t testing.TB) string {
-	t.Helper()
-	data, err := entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("x")}.Encode()
-	redistest.Must(t, err)
-	return string(data)
 }
