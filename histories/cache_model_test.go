@@ -3,6 +3,7 @@ package histories
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -28,6 +29,7 @@ const (
 const (
 	markProved   = "proved"   // Redis stored or refused the loaded value
 	markUnproved = "unproved" // Redis could not be asked
+	markRefused  = "refused"  // Redis refused the loaded value
 )
 
 // isAbsent reports whether the source has no value in a version. Before the first change the
@@ -90,10 +92,22 @@ func asRegister(ops []op) (out []porcupine.Operation) {
 			o.End = cmp.Or(ends[[2]int{o.Process, o.ID}], never)
 			out = append(out, operation(o))
 		case isRead(o):
+			if ofRefused(ops, o) {
+				o.End = never
+			}
 			out = append(out, operation(o))
 		}
 	}
 	return out
+}
+
+// ofRefused reports whether a read may have the value of a load of its process that Redis refused. Redis may have an
+// older value until the write is over: so the read may take effect after it has returned.
+func ofRefused(ops []op, read op) bool {
+	return slices.ContainsFunc(ops, func(l op) bool {
+		return l.Name == opLoad && l.Process == read.Process && l.Marks[markRefused] != 0 && sameValue(l, read) &&
+			read.Begin <= l.Begin && l.End <= read.End
+	})
 }
 
 // bounds is the state of floors: the versions that a read may return.

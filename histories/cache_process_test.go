@@ -94,6 +94,9 @@ func (x *process) loadDone(ctx context.Context, info singlefill.LoadInfo) {
 	}
 	for _, l := range done {
 		x.sendLocked(l.marked(what, at))
+		if info.Fenced {
+			x.sendLocked(l.marked(markRefused, at))
+		}
 	}
 }
 

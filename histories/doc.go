@@ -30,14 +30,17 @@
 // Model "register": a write, from the change of the source until Delete returns, is one operation,
 // and so is a read by GetOrLoad or Get. The operations agree with a register that takes the
 // versions in the order of the source. A cache whose source is changed before the cache cannot
-// promise more: during a write reads may get the old or the new version, but never the old version
-// after the new one. The model holds while nothing fails and no entry is served stale, for these
-// reasons:
+// promise more: during a write reads may get the old or the new version. They get the old version
+// after the new one only if Redis refused the new one, as below. The model holds while nothing fails
+// and no entry is served stale, for these reasons:
 //
 //   - A stored value was loaded under the lock, and stored under the same grant of the lock. So
 //     each entry is at least as new as the entries before it: a later holder read the source later.
 //   - A value that was loaded and refused is given only to callers that came before its load began.
-//     No call that returned before they came can have got a newer value.
+//     No call that returned before they came can have got a newer value. A call that comes after
+//     them may get an older one until the write is over: the lock was lost during the load, and the
+//     next holder has read the source earlier, and stored. So such a read may take effect later than
+//     it returns.
 //   - Any other value is a reply of the server to a command that was sent after the call began.
 //   - Delete, Set and Expire remove the entry and the lock in one step. A value that is stored
 //     afterwards was loaded after the source had changed.

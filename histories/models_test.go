@@ -31,6 +31,19 @@ var controls = []control{
 		0 4-5 change 2 ok, 6-7 Delete 2 ok
 		1 8-9 GetOrLoad 1 ok`},
 
+	{"register", "the new value of a load that was refused, and then the old one", true, `
+		0 0-1 change 1 ok, 19-20 Delete 1 ok
+		1 0-10 GetOrLoad 1 ok, 2-8 load 1 ok refused=9
+		2 12-13 GetOrLoad - absent`},
+	{"register", "the same of a load that was not refused", false, `
+		0 0-1 change 1 ok, 19-20 Delete 1 ok
+		1 0-10 GetOrLoad 1 ok, 2-8 load 1 ok
+		2 12-13 GetOrLoad - absent`},
+	{"register", "an old value of a load that was refused, after Delete", false, `
+		0 0-1 change 1 ok, 2-3 Delete 1 ok
+		0 4-5 change 2 ok, 6-7 Delete 2 ok
+		1 8-20 GetOrLoad 1 ok, 9-10 load 1 ok refused=11`},
+
 	{"floors", "an old value after Delete", false, `
 		0 0-1 change 1 ok, 2-3 Delete 1 ok
 		1 4-5 GetOrLoad - absent`},
