@@ -12,6 +12,29 @@ import (
 
 // A server that loses data.
 
+// Callers do not notice script flushes.
+//
+//fault:script-flush
+func TestAcquire_ScriptFlushes(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	flushes, stop := s.FlushScripts()
+	for _, k := range locktest.Kinds {
+		l := k.Locker(t, s.Client(t), k.Name, locktest.Patient, locktest.Long)
+		for range 30 {
+			locktest.Release(t, locktest.Take(t, l))
+		}
+		k.WantFree(t, s, k.Name)
+	}
+	renewed := locktest.KindOf("semaphore").Locker(t, s.Client(t), "renewed", 500*time.Millisecond, 3*time.Second)
+	locktest.Take(t, renewed)
+	redistest.Await(t, "it is renewed", func() bool { return renewed.Count("renewed") > 0 })
+	stop()
+	if flushes.Load() < 10 || s.Calls("eval") == 0 {
+		t.Errorf("the fault has not come about: %v", s.AllCalls())
+	}
+}
+
 // When Redis forgets everything, also by a failover to a replica that does not know the leases, holders
 // learn it at their next renewal, and their release changes nothing. Waiters go on. The fences grow.
 //

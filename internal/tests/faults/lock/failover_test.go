@@ -2,8 +2,10 @@ package lock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,7 +17,7 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// Failovers.
+// Failovers and replicas.
 
 // failoverTimeout and failoverTTL are options of Lockers that must not see an error during a
 // failover.
@@ -91,4 +93,41 @@ func TestFailover_LeaseThatTheOldMasterDoesNotKnow(t *testing.T) {
 		p.Redirect(next.Addr)
 		locktest.Release(t, lease)
 	})
+}
+
+// A replica knows who holds a lock, but grants and releases nothing.
+//
+//fault:replica
+func TestReplica_GrantsNothing(t *testing.T) {
+	t.Parallel()
+	master := redistest.Start(t)
+	replica := redistest.StartReplica(t, master)
+	all := holdAll(t, master.Client(t), time.Second, 5*time.Second)
+	for _, h := range all {
+		redistest.Await(t, "the replica has the lock", func() bool { return h.Holders(t, replica.Admin(), h.Name) == h.Size })
+		lease, err := h.Locker(t, replica.Client(t), h.Name, hasty, locktest.Long).TryAcquire(t.Context())
+		if lease != nil || !errors.Is(err, lock.ErrBusy) && !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("%s: TryAcquire on a replica = %v, %v, want ErrBusy or ErrUnavailable", h.Name, lease, err)
+		}
+	}
+
+	// The two change places, and the clients do not know.
+	redistest.Do(t, replica.Admin(), "replicaof", "no", "one")
+	host, port, _ := strings.Cut(replica.Addr, ":")
+	redistest.Do(t, master.Admin(), "replicaof", host, port)
+	var releases sync.WaitGroup
+	for _, h := range all {
+		releases.Go(func() {
+			if err := h.leases[0].Release(t.Context()); !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrAmbiguous) {
+				t.Errorf("%s: Release on a replica = %v, want ErrUnavailable or ErrAmbiguous", h.Name, err)
+			}
+		})
+	}
+	releases.Wait()
+	for _, h := range all {
+		for _, l := range h.leases[1:] {
+			h.holder.WantLost(t, l, "not be renewed")
+		}
+		h.WantFree(t, replica, h.Name)
+	}
 }
