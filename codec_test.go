@@ -419,7 +419,7 @@ func TestCodec_Exits(t *testing.T) {
 	})
 }
 
-// A decoder calls a function with what it is to decode.
+// A decoder calls a function with the bytes before it decodes them.
 type decoder struct {
 	singlefill.Codec
 	on func(data string)

@@ -39,8 +39,8 @@
 //   - A value that was loaded and refused is given only to callers that came before its load began.
 //     No call that returned before they came can have got a newer value. A call that comes after
 //     them may get an older one until the write is over: the lock was lost during the load, and the
-//     next holder has read the source earlier, and stored. So such a read may take effect later than
-//     it returns.
+//     next holder has read the source earlier, and stored. So the read of a refused value may take effect
+//     after it has returned.
 //   - Any other value is a reply of the server to a command that was sent after the call began.
 //   - Delete, Set and Expire remove the entry and the lock in one step. A value that is stored
 //     afterwards was loaded after the source had changed.

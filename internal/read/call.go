@@ -54,11 +54,11 @@ const (
 	answered              // value and err are set
 )
 
-// by tells who has read the key of an ask.
+// by tells which call has read the key of an ask.
 type by int8
 
 const (
-	nobody     by = iota
+	none       by = iota
 	self          // the call
 	other         // another call
 	background    // another goroutine, for this call and others
