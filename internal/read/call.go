@@ -152,10 +152,13 @@ func (c *call) lookInMemory(asks []*ask) (misses, due []*ask) {
 
 // run answers asks. A fill whose result is older than the call sends its ask back to the beginning.
 func (c *call) run(asks []*ask) {
+	if len(asks) == 0 {
+		return
+	}
 	defer c.leave()
 	c.asks = asks
 	c.caller = flight.Caller{Outer: flight.LoadOf(c.ctx), Stamp: c.Fills.Now()}
-	for again := len(asks) > 0; again; again = c.wait() {
+	for again := true; again; again = c.wait() {
 		if c.anew {
 			c.joinAnew()
 		} else {
