@@ -167,9 +167,8 @@ func TestReachable(t *testing.T) {
 			t.Error("a caller that has left knows that the server cannot be reached")
 		}
 		wg.Wait()
-		ask(timeout) // also after a caller that has left while it waited for the command of another
-		if n := w.failures("ping"); n != 3 {
-			t.Errorf("%d commands, want 3", n)
+		if n := w.failures("ping"); n != 2 {
+			t.Errorf("%d commands, want 2", n)
 		}
 	})
 }
@@ -280,6 +279,28 @@ func TestBreaker_OpensBeforeTheCommand(t *testing.T) {
 		})
 		if took := time.Since(begun); !errors.Is(err, ErrAway) || took != 0 {
 			t.Errorf("%v after %v", err, took)
+		}
+	})
+}
+
+// A caller that leaves while it waits for the ping of another does not keep later callers from asking.
+func TestReachable_CallerLeaves(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		ask := func(leaves time.Duration) (asked bool) {
+			ctx, cancel := context.WithTimeout(t.Context(), leaves)
+			defer cancel()
+			return !w.Reachable(ctx, "k", time.Now())
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { ask(timeout * 2) })
+		time.Sleep(timeout / 3)
+		if ask(timeout / 3) {
+			t.Error("asked, while the ping of another was on its way")
+		}
+		wg.Wait()
+		if !ask(timeout * 2) {
+			t.Error("no ping was sent")
 		}
 	})
 }
