@@ -3,6 +3,7 @@ package histories
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -110,51 +111,50 @@ func ofRefused(ops []op, read op) bool {
 	})
 }
 
-// bounds is the state of floors: the versions that a read may return.
-type bounds struct {
-	floor int64 // the oldest version, raised by Delete and Set
-	fresh int64 // the oldest fresh version, raised by Expire, too
-	top   int64 // the newest version
-}
-
-// floors is the model of Delete's promise: no read that begins after it gets a value that was
-// loaded before it. It does not order reads.
-var floors = porcupine.Model{
-	Init: func() any { return bounds{} },
-	Step: func(state, in, _ any) (bool, any) {
-		b, o := state.(bounds), in.(op)
-		switch {
-		case o.Name == opChange:
-			ok := o.Value == b.top+1
-			b.top = o.Value
-			return ok, b
-		case isInvalidation(o):
-			b.fresh = max(b.fresh, o.Value)
-			if o.Name != opExpire {
-				b.floor = max(b.floor, o.Value)
+// checkFloors checks Delete's promise: no read that begins after it gets a value that was loaded before it. It does not
+// order reads, so it needs no search. Each change takes effect as early as it can, and each invalidation as late as it
+// can: whatever order a read agrees with, it agrees with this one. An invalidation raises the floor to its value, one by
+// Expire only for values that are not stale.
+func checkFloors(ops []op) error {
+	changes := slices.DeleteFunc(slices.Clone(ops), func(o op) bool { return o.Name != opChange })
+	slices.SortFunc(changes, func(a, b op) int { return cmp.Compare(a.Value, b.Value) })
+	since := []int64{math.MinInt64} // by versions: from when it may have been the newest one
+	for i, o := range changes {
+		since = append(since, max(since[i], o.Begin))
+		if o.Value != int64(i)+1 || since[i+1] > o.End {
+			return fmt.Errorf("version %d of process %d is not the one after %d", o.Value, o.Process, i)
+		}
+	}
+	for _, read := range ops {
+		if isRead(read) && !slices.ContainsFunc(versionsOf(read, len(since)), func(v int64) bool {
+			until := read.End
+			for _, o := range ops {
+				if isInvalidation(o) && o.Value > v && !(o.Name == opExpire && read.Stale) {
+					until = min(until, o.End)
+				}
 			}
-			return true, b
+			return max(read.Begin, since[v]) <= until
+		}) {
+			return fmt.Errorf("%v, of process %d, from %d to %d, is below the floor or above the newest version", read, read.Process, read.Begin, read.End)
 		}
-		oldest := b.fresh
-		if o.Stale {
-			oldest = b.floor
-		}
-		if o.Result == resultAbsent { // its version is not known
-			return b.top-b.top%5 >= oldest, b
-		}
-		return oldest <= o.Value && o.Value <= b.top, b
-	},
-	DescribeOperation: describe,
-	DescribeState: func(state any) string {
-		b := state.(bounds)
-		return fmt.Sprintf("%d (fresh: %d) to %d", b.floor, b.fresh, b.top)
-	},
+	}
+	return nil
 }
 
-// asFloors selects the operations of the model floors. windows says whether stale values may be
+// versionsOf returns the versions, of the first n, that a read may have returned.
+func versionsOf(read op, n int) (all []int64) {
+	for v := range int64(n) {
+		if read.Result == resultAbsent && isAbsent(v) || read.Result != resultAbsent && v == read.Value {
+			all = append(all, v)
+		}
+	}
+	return all
+}
+
+// asFloors selects the operations of checkFloors. windows says whether stale values may be
 // served. log has the versions of the changes, even of processes that died before they reported
 // them.
-func asFloors(ops []op, windows bool, log map[[2]int]int64) (out []porcupine.Operation) {
+func asFloors(ops []op, windows bool, log map[[2]int]int64) (out []op) {
 	// The Set failed, and may still be executed, even after a later Delete.
 	haunting := make(map[int64]bool)
 	for _, o := range ops {
@@ -180,26 +180,25 @@ func asFloors(ops []op, windows bool, log map[[2]int]int64) (out []porcupine.Ope
 		default:
 			continue
 		}
-		out = append(out, operation(o))
+		out = append(out, o)
 	}
 	return out
 }
 
-// asNear selects what the model floors says of the reads of one process whose caches have Near. Each
+// asNear selects what checkFloors is to say of the reads of one process whose caches have Near. Each
 // invalidation of another process takes effect MaxLag after it has returned. An old value that
 // replaced an error may be older: memory may have it from before Redis could not be asked.
 // GetOrLoadMany does not tell whether a value did.
 func asNear(ops []op, process int, maxLag time.Duration, windows, faults bool,
-	log map[[2]int]int64) (out []porcupine.Operation) {
-	for _, operation := range asFloors(ops, windows, log) {
-		o := operation.Input.(op)
+	log map[[2]int]int64) (out []op) {
+	for _, o := range asFloors(ops, windows, log) {
 		switch {
 		case isRead(o) && (o.Process != process || faults && (o.Fallback || o.Name == opGetOrLoadMany && windows)):
 			continue
 		case isInvalidation(o) && o.Process != process:
-			operation.Return += maxLag.Nanoseconds()
+			o.End += maxLag.Nanoseconds()
 		}
-		out = append(out, operation)
+		out = append(out, o)
 	}
 	return out
 }

@@ -52,7 +52,8 @@
 // be served, the floor of Expire applies only to values that are not stale. Get, GetMany and
 // GetOrLoadMany do not tell whether a value is stale, so it does not apply to theirs. The model does
 // not order reads: no more is true under faults and within the stale windows, where a process that
-// cannot reach the server loads by itself and gets ahead of readers of the entry. The model is weaker
+// cannot reach the server loads by itself and gets ahead of readers of the entry. So each read is checked by
+// itself, without a search, whose time can grow with the factorial of the reads. The model is weaker
 // in two cases, which the documentation of the library names:
 //
 //   - While Redis cannot be asked, callers share the load that is in flight in their process,

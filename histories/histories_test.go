@@ -129,30 +129,36 @@ func judgeCache(f *fleet, p plan, ops []op, faults bool) (claims []claim, err er
 			return nil, err
 		}
 		of := ofKey(ops, key)
-		claims = append(claims, claimsOf(f, p, of, log, faults)...)
-		if !faults {
-			if err := loadsAlone(of); err != nil {
-				return claims, fmt.Errorf("key %d: %w", key, err)
-			}
+		some, err := claimsOf(f, p, of, log, faults)
+		if err == nil && !faults {
+			err = loadsAlone(of)
 		}
+		if err != nil {
+			return nil, fmt.Errorf("key %d: %w", key, err)
+		}
+		claims = append(claims, some...)
 	}
 	return claims, nil
 }
 
-// claimsOf returns what must be true of the ops of one key.
-func claimsOf(f *fleet, p plan, ops []op, log map[[2]int]int64, faults bool) (claims []claim) {
+// claimsOf checks what must be true of the ops of one key. It returns what only a search can check.
+func claimsOf(f *fleet, p plan, ops []op, log map[[2]int]int64, faults bool) (claims []claim, err error) {
 	windows := profiles[p.Of].windows()
 	if profiles[p.Of].near {
 		for process := range processes {
-			claims = append(claims, claim{"floors after MaxLag", floors, asNear(ops, process, f.timeouts.MaxLag, windows, faults, log)})
+			if err := checkFloors(asNear(ops, process, f.timeouts.MaxLag, windows, faults, log)); err != nil {
+				return nil, fmt.Errorf("floors after MaxLag of process %d: %w", process, err)
+			}
 		}
-		return claims
+		return nil, nil
 	}
-	claims = []claim{{"floors", floors, asFloors(ops, windows, log)}}
+	if err := checkFloors(asFloors(ops, windows, log)); err != nil {
+		return nil, fmt.Errorf("floors: %w", err)
+	}
 	if !faults && !windows {
 		claims = append(claims, claim{"register", register, asRegister(ops)})
 	}
-	return claims
+	return claims, nil
 }
 
 func judgeLock(f *fleet, p plan, ops []op, _ bool) ([]claim, error) {

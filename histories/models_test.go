@@ -165,27 +165,22 @@ func (c control) judge(ops []op) bool {
 }
 
 func (c control) judgeKey(ops []op) bool {
-	model, steps := floors, []porcupine.Operation(nil)
 	switch c.model {
 	case "loads":
 		return loadsAlone(ops) == nil
 	case "register":
-		model, steps = register, asRegister(ops)
+		return porcupine.CheckOperations(register, asRegister(ops))
 	case "near":
 		for process := range processes {
-			steps := asNear(ops, process, 50*time.Millisecond, false, true, nil)
-			if !porcupine.CheckOperations(floors, steps) {
+			if checkFloors(asNear(ops, process, 50*time.Millisecond, false, true, nil)) != nil {
 				return false
 			}
 		}
 		return true
 	case "floors", "windows":
-		steps = asFloors(ops, c.model == "windows", nil)
-	default:
-		model = lockModel(kinds[c.model])
-		steps = asSteps(ops, 100*time.Millisecond)
+		return checkFloors(asFloors(ops, c.model == "windows", nil)) == nil
 	}
-	return porcupine.CheckOperations(model, steps)
+	return porcupine.CheckOperations(lockModel(kinds[c.model]), asSteps(ops, 100*time.Millisecond))
 }
 
 func parse(t *testing.T, text string) (ops []op) {
