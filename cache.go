@@ -34,7 +34,6 @@ type rooms struct {
 	events    *event.Sink
 	client    *client.Client
 	near      *near.Tier // nil: off
-	reads     *flight.Reads[value.Lookup]
 	fills     *flight.Fills[fill.Result]
 	slots     *flight.Slots // MaxLoads and MaxFleetLoads
 	reader    *read.Reader
@@ -92,7 +91,7 @@ func newCache[T any](rdb redis.UniversalClient, namespace string, ttl time.Durat
 func newRooms(rdb redis.UniversalClient, namespace string, s settings, typ *value.Type, refreshes fill.Loader) (*rooms, error) {
 	clock, events, closing := new(flight.Clock), event.NewSink(), make(chan struct{})
 	s.trace.addTo(events, namespace)
-	reads, fills := flight.NewReads[value.Lookup](), flight.NewFills[fill.Result](clock)
+	fills := flight.NewFills[fill.Result](clock)
 	background := func(run func(<-chan struct{})) { fills.Go(func() { run(closing) }) }
 	redis := client.New(rdb, s.redisTimeout, events.RedisError, events.BreakerChanged, background)
 	var tier *near.Tier
@@ -127,11 +126,11 @@ func newRooms(rdb redis.UniversalClient, namespace string, s settings, typ *valu
 		LockTTL: s.lockTTL, LoadTimeout: s.loadTimeout, RetryAfter: s.retryAfter, FailureTTL: s.failureTTL, LoadMany: refreshes, MaxBatch: s.maxBatch,
 	})
 	reader := read.New(read.Parts{
-		Client: redis, Store: store, Reads: reads, Fills: fills, Filler: filler, Slots: slots, User: calls, Events: events,
+		Client: redis, Store: store, Fills: fills, Filler: filler, Slots: slots, User: calls, Events: events,
 		Closing: closing, StaleAfter: s.staleAfter, LoadTimeout: s.loadTimeout, MaxBatch: s.maxBatch, Audit: s.audit,
 	})
 	return &rooms{
-		namespace: namespace, events: events, client: redis, near: tier, reads: reads, fills: fills, slots: slots,
+		namespace: namespace, events: events, client: redis, near: tier, fills: fills, slots: slots,
 		reader: reader, keys: keys, sets: revoke.NewSets(keys, index), space: space, tags: tagged,
 		check:   check{redis, namespace, s.lockTTL, space, tier, index, all},
 		closing: closing,
@@ -291,7 +290,7 @@ func (c *rooms) close() {
 	c.closeOnce.Do(func() {
 		close(c.closing)
 		c.fills.WakeAll()
-		c.reads.Drain() // calls that began before may still start a load
+		c.reader.Drain() // calls that began before may still start a load
 		c.fills.Close()
 	})
 	c.fills.Drain()

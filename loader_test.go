@@ -214,6 +214,45 @@ func TestGetOrLoad_EndOfContextInARead(t *testing.T) {
 	})
 }
 
+// A call that has got the turn to read for others, and leaves before the reply, takes nothing from them: another
+// goroutine reads with that turn, also while other calls use again what the call has used.
+//
+//fault:cancelled
+func TestGetOrLoad_LeavesADelegatedRead(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c, other := cachetest.NewCacheIn[string](t, rdb, "ns", nil), cachetest.NewCacheIn[string](t, rdb, "other", nil)
+		redistest.Must(t, errors.Join(c.Set(t.Context(), "k", "v"), other.Set(t.Context(), "l", "w")))
+		var reads atomic.Int64
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if cmd.Name() == "get" {
+				reads.Add(1)
+				time.Sleep(100 * time.Millisecond)
+			}
+			return nil
+		}))
+		leaving, cancel := context.WithCancel(t.Context())
+		none := cachetest.MustNotLoad[string](t)
+		get := func(ctx context.Context, c *singlefill.Cache[string], key string) *cachetest.Call[string] {
+			defer time.Sleep(10 * time.Millisecond)
+			return cachetest.GoGet(ctx, c, key, none)
+		}
+		first, leaves, shares := get(t.Context(), c, "k"), get(leaving, c, "k"), get(t.Context(), c, "k")
+		time.Sleep(100 * time.Millisecond)
+		cancel()
+		leaves.WantErr(t, context.Canceled)
+		reuses := []*cachetest.Call[string]{get(t.Context(), other, "l"), get(t.Context(), other, "l")}
+		first.Want(t, "v")
+		shares.Want(t, "v")
+		get(t.Context(), c, "k").Want(t, "v") // its turn comes
+		for _, r := range reuses {
+			r.Want(t, "w")
+		}
+		if reads := reads.Load(); reads != 5 {
+			t.Errorf("%d reads, want 5: three of one cache, two of the other", reads)
+		}
+	})
+}
+
 // A Loader's context has the first caller's values, but neither its deadline nor its cancellation: the
 // load goes on, and is stored, also when all callers have left.
 //

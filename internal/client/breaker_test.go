@@ -96,7 +96,7 @@ func TestBreaker_AnswerAtTheLastMoment(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w := watch(t, mute(t), timeout)
 		time.Sleep(timeout)
-		w.node.noteAnswer()
+		w.node.noteAnswer(time.Since(w.node.begun))
 		w.open(w.node, errLost, "k")
 		if w.AnyAway() || w.Away("k") || len(w.reported()) > 0 {
 			t.Error("open in spite of an answer")
@@ -378,9 +378,9 @@ func TestBreaker_OnlyPings(t *testing.T) {
 		for range 2 { // the first one fails in between
 			pings.Go(func() { w.Reachable(t.Context(), "k", time.Now()) })
 			time.Sleep(timeout * 9 / 10)
-			w.node.noteAnswer()
+			w.node.noteAnswer(time.Since(w.node.begun))
 			time.Sleep(timeout * 2 / 10)
-			w.node.noteAnswer()
+			w.node.noteAnswer(time.Since(w.node.begun))
 		}
 		time.Sleep(timeout * 9 / 10)
 		if w.Away("k") {
@@ -458,7 +458,7 @@ func TestCluster_SilentNode(t *testing.T) {
 				t.Errorf("told %v", got)
 			}
 			for range 8 {
-				w.nodeOf("k").noteAnswer()
+				w.nodeOf("k").noteAnswer(time.Since(w.nodeOf("k").begun))
 				time.Sleep(timeout / 4) // probes are on their way
 			}
 			if got := w.reported(); w.Away("k") || w.AnyAway() || !slices.Equal(got, []bool{true, false}) {
@@ -481,7 +481,7 @@ func watchMuteCluster(t *testing.T) *watcher {
 	redistest.Must(t, rdb.ForEachMaster(t.Context(), func(context.Context, *redis.Client) error { return nil }))
 	w := watch(t, rdb, timeout)
 	time.Sleep(time.Nanosecond)
-	w.node.noteAnswer()
+	w.node.noteAnswer(time.Since(w.node.begun))
 	if w.nodeOf("k") == w.node {
 		t.Fatal("the node is not known")
 	}

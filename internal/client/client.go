@@ -234,25 +234,26 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 		}
 		call.Spared = true // the breaker was closed, and may open any moment if the queue has not moved
 	}
-	shared := n.limit.next(call.sent, c.Timeout)
+	group, shared := call.group, n.limit.next(call.sent, c.Timeout)
 	if c.bounded && !queues && !endsWithin(ctx, what.Within) && !n.quiet(shared.begun) {
 		answered := false
 		n.using.Add(1)
 		defer func() { n.using.Add(-1); call.leave(answered) }()
 		bounded, cancel := c.bound(ctx, shared, what.Within)
 		defer cancel()
-		r, err := run(bounded, call.group)
+		r, err := run(bounded, group)
 		err = n.explain(err, what.Within)
 		answered = c.observe(ctx, call, err)
 		return r, err
 	}
 	bounded, cancel := c.bound(ctx, shared, what.Within)
-	done := func(answered bool) { cancel(); call.leave(answered) }
-	return runAsync(ctx, call, bounded, done, func(ctx context.Context) (R, error) { return run(ctx, call.group) })
+	leave := call.leave
+	done := func(answered bool) { cancel(); leave(answered) }
+	return runAsync(ctx, call, bounded, done, func(ctx context.Context) (R, error) { return run(ctx, group) })
 }
 
 // leave leaves the gate. Commands that are sent together leave together, by themselves.
-func (call *call) leave(answered bool) {
+func (call call) leave(answered bool) {
 	if call.group == nil {
 		call.gate.leave(answered)
 	}
@@ -442,11 +443,12 @@ func (c *Client) observe(ctx context.Context, call call, err error) (answered bo
 		c.noteFailure(call, err)
 		return false
 	}
+	at := time.Since(n.begun)
 	if !call.Cached || failed {
-		n.noteAnswer()
+		n.noteAnswer(at)
 	}
 	if call.gate != nil {
-		n.moved.Store(int64(time.Since(n.begun)))
+		n.moved.Store(int64(at))
 	}
 	return true
 }

@@ -35,19 +35,19 @@ func (c *Client) Get(ctx context.Context, ahead redis.Cmder, key string) (data [
 	}
 	shared := n.limit.next(call.sent, c.Timeout)
 	bounded := commandContext{shared.ctx, ctx}
+	group := call.group
 	if c.bounded && !endsWithin(ctx, c.Timeout) && !n.quiet(shared.begun) {
 		answered := false
 		n.using.Add(1)
 		defer func() { n.using.Add(-1); call.leave(answered) }()
-		if err = c.process(bounded, p, call.group); err == nil {
+		if err = c.process(bounded, p, group); err == nil {
 			data, err = cmd.Bytes()
 		}
 		err = n.explain(err, c.Timeout)
 		answered = c.observe(ctx, call, err)
 	} else {
-		leave := func(answered bool) { call.leave(answered) }
-		data, err = runAsync(ctx, call, bounded, leave, func(ctx context.Context) ([]byte, error) {
-			if err := c.process(ctx, p, call.group); err != nil {
+		data, err = runAsync(ctx, call, bounded, call.leave, func(ctx context.Context) ([]byte, error) {
+			if err := c.process(ctx, p, group); err != nil {
 				return nil, err
 			}
 			return cmd.Bytes()

@@ -230,12 +230,12 @@ func (c *Client) reach(ctx, waiting context.Context, n *node, after time.Time, l
 		return errSilent
 	}
 	turn := &flight.Turn[error]{Key: c.Timeout.String()}
-	turns := func(int) *flight.Turn[error] { return turn }
-	n.pings.Arrive(1, turns)
-	defer n.pings.End(1, turns) // also if a hook of the user's client panics
+	turns := []*flight.Turn[error]{turn}
+	n.pings.Arrive(turns)
+	defer n.pings.End(turns) // also if a hook of the user's client panics
 	waits := !turn.Held()
 	if waits {
-		if err := n.pings.Await(waiting, 1, turns); err != nil {
+		if err := n.pings.Await(waiting, turns); err != nil {
 			return err
 		}
 	}

@@ -32,7 +32,7 @@ type server struct {
 	wakes    *wake.Listener
 	node     *node // of all Clients without a background
 	breaker
-	pings *flight.Reads[error] // by the time that each may take
+	pings *flight.Reads[error, *flight.Turn[error]] // by the time that each may take
 
 	using    atomic.Int64 // commands that have a connection or wait for one, also if their callers have left
 	clock    clock
@@ -92,7 +92,7 @@ func newServer(rdb redis.UniversalClient) *server {
 		s.alone.size = uint64(max(1, all-few))
 		s.together = &gate{size: uint64(few), most: firstTogether}
 	}
-	s.wakes, s.pings = wake.New(rdb), flight.NewReads[error]()
+	s.wakes, s.pings = wake.New(rdb), flight.NewReads[error, *flight.Turn[error]]()
 	s.node = &node{server: s}
 	s.opening.Store(new(make(chan struct{})))
 	return s
@@ -176,9 +176,9 @@ func (s *server) noteFailure(sent time.Time) (failures int, since time.Duration)
 	return s.failures, s.since
 }
 
-// noteAnswer notes that the server has answered.
-func (s *server) noteAnswer() {
-	s.answered.Store(int64(time.Since(s.begun)))
+// noteAnswer notes that the server has answered at a time since begun.
+func (s *server) noteAnswer(at time.Duration) {
+	s.answered.Store(int64(at))
 	if o := s.outage.Load(); o != nil {
 		s.close(o)
 	}

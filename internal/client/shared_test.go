@@ -148,7 +148,7 @@ func TestBreaker_AnswersAsItOpens(t *testing.T) {
 				for range 2000 {
 					w.node.opens()
 					w.open(w.node, errLost, "k")
-					w.node.noteAnswer()
+					w.node.noteAnswer(time.Since(w.node.begun))
 				}
 			})
 		}

@@ -2,6 +2,7 @@ package flight
 
 import (
 	"context"
+	"slices"
 	"sync"
 )
 
@@ -10,19 +11,20 @@ import (
 // batch of callers that wait for that read to end. The member of the batch that receives its token
 // reads for all of them, in its own goroutine: for a hot key the stack of a new one would have to grow for go-redis at
 // each read.
-type Reads[V any] struct {
+type Reads[V any, H Holder[V]] struct {
 	mu sync.Mutex // no other one is taken with it
 	// keys has the keys with a read in flight, each with the batch that waits for its end, or nil.
 	keys map[string]*batch[V]
 	// sole has the turns of the only caller that reads, while no other one has come: a call for 100 keys that meets no
 	// other call takes a tenth less time if they are not in keys. nil: there is no such caller.
-	sole Turns[V]
-	size int           // of sole
+	sole []H
 	left int           // turns of sole that have not ended
 	idle chan struct{} // closed when no read is in flight; nil unless Drain waits
 }
 
-func NewReads[V any]() *Reads[V] { return &Reads[V]{keys: make(map[string]*batch[V])} }
+func NewReads[V any, H Holder[V]]() *Reads[V, H] {
+	return &Reads[V, H]{keys: make(map[string]*batch[V])}
+}
 
 // A batch is a group of callers that share one read.
 type batch[V any] struct {
@@ -48,24 +50,26 @@ type Turn[V any] struct {
 // Held reports whether the caller may read, and has not called End yet.
 func (t *Turn[V]) Held() bool { return t.held }
 
-// Turns returns the turns of one caller by their numbers from 0: a call for one key needs no list of them.
-type Turns[V any] func(i int) *Turn[V]
+// A Holder has the turn of a caller for one key. A Turn is one, too.
+type Holder[V any] interface{ Turn() *Turn[V] }
 
-// Arrive gives n turns to the caller for those keys that nobody reads. For the others it must call Await.
-func (r *Reads[V]) Arrive(n int, turns Turns[V]) {
+func (t *Turn[V]) Turn() *Turn[V] { return t }
+
+// Arrive gives turns to the caller for those keys that nobody reads. For the others it must call Await.
+func (r *Reads[V, H]) Arrive(all []H) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.sole == nil && len(r.keys) == 0 && n > 0 {
-		r.sole, r.size, r.left = turns, n, n
-		for i := range n {
-			t := turns(i)
+	if r.sole == nil && len(r.keys) == 0 && len(all) > 0 {
+		r.sole, r.left = all, len(all)
+		for _, h := range all {
+			t := h.Turn()
 			t.batch, t.held, t.waits = nil, true, false
 		}
 		return
 	}
 	r.list()
-	for i := range n {
-		t := turns(i)
+	for _, h := range all {
+		t := h.Turn()
 		b, busy := r.keys[t.Key]
 		switch {
 		case !busy:
@@ -81,12 +85,9 @@ func (r *Reads[V]) Arrive(n int, turns Turns[V]) {
 }
 
 // list puts the keys of a sole caller into keys, since another caller has come.
-func (r *Reads[V]) list() {
-	if r.sole == nil {
-		return
-	}
-	for i := range r.size {
-		if t := r.sole(i); t.held {
+func (r *Reads[V, H]) list() {
+	for _, h := range r.sole {
+		if t := h.Turn(); t.held {
 			r.keys[t.Key] = nil
 		}
 	}
@@ -96,11 +97,11 @@ func (r *Reads[V]) list() {
 // Delegate lets another goroutine read with turns that the caller holds: it returns these turns, which read must
 // End. The caller must call Await, as the other members of their batches do. It is for a caller that may leave
 // before it has replies.
-func (r *Reads[V]) Delegate(n int, turns Turns[V]) (delegated []Turn[V]) {
+func (r *Reads[V, H]) Delegate(all []H) (delegated []Turn[V]) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := range n {
-		t := turns(i)
+	for _, h := range all {
+		t := h.Turn()
 		t.batch.size++
 		delegated = append(delegated, *t)
 		t.held, t.waits = false, true
@@ -108,10 +109,10 @@ func (r *Reads[V]) Delegate(n int, turns Turns[V]) (delegated []Turn[V]) {
 	return delegated
 }
 
-// Await waits until the first of turns is over, and looks at the others. A turn is over when the caller holds it, or
+// Await waits until the first of the turns is over, and looks at the others. A turn is over when the caller holds it, or
 // has in Found what another caller of its batch has read. If ctx ends before, the caller is to End them.
-func (r *Reads[V]) Await(ctx context.Context, n int, turns Turns[V]) error {
-	first := turns(0)
+func (r *Reads[V, H]) Await(ctx context.Context, all []H) error {
+	first := all[0].Turn()
 	select {
 	case <-first.batch.done:
 		first.found()
@@ -119,8 +120,8 @@ func (r *Reads[V]) Await(ctx context.Context, n int, turns Turns[V]) error {
 		first.take()
 	case <-ctx.Done():
 	}
-	for i := range n {
-		t := turns(i)
+	for _, h := range all {
+		t := h.Turn()
 		if !t.waits {
 			continue
 		}
@@ -135,6 +136,12 @@ func (r *Reads[V]) Await(ctx context.Context, n int, turns Turns[V]) error {
 	return ctx.Err()
 }
 
+// open reports whether the caller is to call End.
+func open[V any, H Holder[V]](h H) bool {
+	t := h.Turn()
+	return t.held || t.waits
+}
+
 func (t *Turn[V]) found() { t.Found, t.waits = t.batch.result, false }
 
 func (t *Turn[V]) take() { t.held, t.waits = true, false }
@@ -142,11 +149,14 @@ func (t *Turn[V]) take() { t.held, t.waits = true, false }
 // End ends the turns that the caller holds, and gives what it has found to their batches. A caller that leaves
 // before it has a reply finds nil; another member of the batch gets its turn then. The caller leaves the batches
 // in which it waits.
-func (r *Reads[V]) End(n int, turns Turns[V]) {
+func (r *Reads[V, H]) End(all []H) {
+	if !slices.ContainsFunc(all, open) { // mostly all have been ended before
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := range n {
-		switch t := turns(i); {
+	for _, h := range all {
+		switch t := h.Turn(); {
 		case t.held && r.sole != nil:
 			t.held = false
 			if r.left--; r.left == 0 {
@@ -161,7 +171,7 @@ func (r *Reads[V]) End(n int, turns Turns[V]) {
 	}
 }
 
-func (r *Reads[V]) end(t *Turn[V]) {
+func (r *Reads[V, H]) end(t *Turn[V]) {
 	t.held = false
 	b := t.batch
 	if b == nil {
@@ -185,7 +195,7 @@ func (r *Reads[V]) end(t *Turn[V]) {
 }
 
 // next lets the next batch of key read, if there is one.
-func (r *Reads[V]) next(key string) {
+func (r *Reads[V, H]) next(key string) {
 	b := r.keys[key]
 	if b == nil {
 		delete(r.keys, key)
@@ -196,7 +206,7 @@ func (r *Reads[V]) next(key string) {
 	b.token <- struct{}{}
 }
 
-func (r *Reads[V]) tellIdle() {
+func (r *Reads[V, H]) tellIdle() {
 	if r.idle != nil && r.sole == nil && len(r.keys) == 0 {
 		close(r.idle)
 		r.idle = nil
@@ -205,7 +215,7 @@ func (r *Reads[V]) tellIdle() {
 
 // leave removes a caller from a batch. The last member to leave takes the token along if the batch
 // has it.
-func (r *Reads[V]) leave(t *Turn[V]) {
+func (r *Reads[V, H]) leave(t *Turn[V]) {
 	t.waits = false
 	b := t.batch
 	b.size--
@@ -223,7 +233,7 @@ func (r *Reads[V]) leave(t *Turn[V]) {
 }
 
 // Drain waits until no read is in flight. Calls must not overlap.
-func (r *Reads[V]) Drain() {
+func (r *Reads[V, H]) Drain() {
 	r.mu.Lock()
 	idle := make(chan struct{})
 	r.idle = idle

@@ -16,21 +16,24 @@ type joined struct {
 	err  error
 }
 
-func one[V any](t *Turn[V]) Turns[V] { return func(int) *Turn[V] { return t } }
+// reads are Reads whose callers read one key each.
+type reads[V any] = Reads[V, *Turn[V]]
+
+func one[V any](t *Turn[V]) []*Turn[V] { return []*Turn[V]{t} }
 
 // arrive returns a turn of key that the caller holds, or that another caller has read for.
-func arrive[V any](ctx context.Context, r *Reads[V], key string) (t *Turn[V], err error) {
+func arrive[V any](ctx context.Context, r *reads[V], key string) (t *Turn[V], err error) {
 	t = &Turn[V]{Key: key}
-	if r.Arrive(1, one(t)); !t.Held() {
-		if err = r.Await(ctx, 1, one(t)); err != nil {
-			r.End(1, one(t))
+	if r.Arrive(one(t)); !t.Held() {
+		if err = r.Await(ctx, one(t)); err != nil {
+			r.End(one(t))
 		}
 	}
 	return t, err
 }
 
 // goJoin calls arrive in another goroutine, and returns once that call blocks or has returned.
-func goJoin(ctx context.Context, r *Reads[string], key string) <-chan joined {
+func goJoin(ctx context.Context, r *reads[string], key string) <-chan joined {
 	c := make(chan joined, 1)
 	go func() {
 		turn, err := arrive(ctx, r, key)
@@ -75,7 +78,7 @@ func wantBlocked[V any](t *testing.T, c <-chan V) {
 	}
 }
 
-func wantIdle(t *testing.T, r *Reads[string]) {
+func wantIdle(t *testing.T, r *reads[string]) {
 	t.Helper()
 	r.Drain()
 	if len(r.keys) > 0 {
@@ -84,22 +87,22 @@ func wantIdle(t *testing.T, r *Reads[string]) {
 }
 
 // end ends a turn. It reports whether other callers share what it has found.
-func end(r *Reads[string], turn *Turn[string], found string) (shared bool) {
+func end(r *reads[string], turn *Turn[string], found string) (shared bool) {
 	turn.Found = &found
-	r.End(1, one(turn))
+	r.End(one(turn))
 	return turn.Shared
 }
 
 // leave ends a turn without a reply.
-func leave(r *Reads[string], turn *Turn[string]) (shared bool) {
-	r.End(1, one(turn))
+func leave(r *reads[string], turn *Turn[string]) (shared bool) {
+	r.End(one(turn))
 	return turn.Shared
 }
 
 // A caller never gets a reply that was in transit when it called, and a batch reads once.
 func TestReads_ReplyInTransit(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		r := NewReads[string]()
+		r := NewReads[string, *Turn[string]]()
 		first := wantTurn(t, goJoin(t.Context(), r, "k"))
 		b, c := goJoin(t.Context(), r, "k"), goJoin(t.Context(), r, "k")
 		wantBlocked(t, b)
@@ -128,14 +131,14 @@ func TestReads_ReplyInTransit(t *testing.T) {
 // A caller that reads alone ends some of its reads before another caller comes. That one waits for the others only.
 func TestReads_SoleCaller(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		r := NewReads[string]()
-		sole := []Turn[string]{{Key: "a"}, {Key: "b"}, {Key: "c"}}
-		r.Arrive(3, func(i int) *Turn[string] { return &sole[i] })
-		r.End(1, one(&sole[0]))
+		r := NewReads[string, *Turn[string]]()
+		sole := []*Turn[string]{{Key: "a"}, {Key: "b"}, {Key: "c"}}
+		r.Arrive(sole)
+		r.End(sole[:1])
 		a, b := goJoin(t.Context(), r, "a"), goJoin(t.Context(), r, "b")
 		end(r, wantTurn(t, a), "of a")
 		wantBlocked(t, b)
-		r.End(2, func(i int) *Turn[string] { return &sole[i+1] })
+		r.End(sole[1:])
 		end(r, wantTurn(t, b), "of b")
 		wantIdle(t, r)
 	})
@@ -144,7 +147,7 @@ func TestReads_SoleCaller(t *testing.T) {
 // A reader that leaves before it has a reply hands its turn to another member of its batch.
 func TestReads_LeavingReader(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		r := NewReads[string]()
+		r := NewReads[string, *Turn[string]]()
 		first := wantTurn(t, goJoin(t.Context(), r, "k"))
 		members := []<-chan joined{goJoin(t.Context(), r, "k"), goJoin(t.Context(), r, "k"), goJoin(t.Context(), r, "k")}
 		end(r, first, "1")
@@ -174,7 +177,7 @@ func TestReads_LeavingReader(t *testing.T) {
 // leave takes the token of a batch that has no other member, and wakes the next batch.
 func TestReads_TokenOfALeaver(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		r := NewReads[string]()
+		r := NewReads[string, *Turn[string]]()
 		end(r, wantTurn(t, goJoin(t.Context(), r, "other")), "")
 		first := wantTurn(t, goJoin(t.Context(), r, "k"))
 		left := &batch[string]{token: make(chan struct{}, 1), done: make(chan struct{}), size: 1}
@@ -193,7 +196,7 @@ func TestReads_TokenOfALeaver(t *testing.T) {
 // behind.
 func TestReads_Random(t *testing.T) {
 	t.Parallel()
-	r := NewReads[int64]()
+	r := NewReads[int64, *Turn[int64]]()
 	var version atomic.Int64
 	var wg sync.WaitGroup
 	for range 20 {
@@ -218,7 +221,7 @@ func TestReads_Random(t *testing.T) {
 					if rand.IntN(3) != 0 {
 						turn.Found = &v
 					}
-					r.End(1, one(turn))
+					r.End(one(turn))
 				}
 				cancel()
 			}

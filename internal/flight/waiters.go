@@ -16,6 +16,9 @@ type Caller struct {
 	done chan struct{} // gets a value when Wait may have to return; it may be an old one
 }
 
+// Joined reports whether the call has ever called Join. Only the goroutine of the call may ask.
+func (c *Caller) Joined() bool { return c.done != nil }
+
 // A Waiter is one caller in the fill of one key. Join and Wait take the waiters of a call together. A stampede of many
 // callers for many keys makes a Waiter for each pair of them.
 type Waiter[R any] struct {

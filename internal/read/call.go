@@ -10,7 +10,6 @@ import (
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
-	"github.com/singlefill/singlefill/internal/near"
 	"github.com/singlefill/singlefill/internal/value"
 )
 
@@ -29,105 +28,8 @@ func (c *Reader) newCall(ctx context.Context, load fill.Loader) *call {
 	return &call{Reader: c, ctx: ctx, load: load}
 }
 
-// An ask is a key of a call.
-type ask struct {
-	Key           string
-	*value.Lookup // what a read has found under the key
-	turn          flight.Turn[value.Lookup]
-	state         state
-	by            by
-	wait          *flight.Waiter[fill.Result] // nil: the call has joined no fill
-	memory        *near.Copy                  // what memory has, if it is to be refreshed
-
-	value any // which the call returns, or err
-	err   error
-}
-
-// A state is how far a call has come with an ask. Only the goroutine of the call sets it.
-type state int8
-
-const (
-	missed   state = iota // nothing is found yet: it is to join a fill
-	reading               // its key is being read
-	found                 // its read is a hit, to be answered
-	joined                // it waits for a fill
-	answered              // value and err are set
-)
-
-// by tells which call has read the key of an ask.
-type by int8
-
-const (
-	none       by = iota
-	self          // the call
-	other         // another call
-	background    // another goroutine, for this call and others
-)
-
-func newAsks(keys []string) []*ask {
-	all, asks := make([]ask, len(keys)), make([]*ask, len(keys)) // two allocations
-	for i, key := range keys {
-		asks[i] = &all[i]
-		asks[i].reset(key)
-	}
-	return asks
-}
-
-// nothing is what a call has found that has not looked.
-var nothing value.Lookup
-
-func (a *ask) reset(key string) {
-	*a = ask{}
-	a.Key, a.Lookup = key, &nothing
-}
-
-// look gives asks that are to be read something to read into.
-func look(asks []*ask) {
-	all := make([]value.Lookup, len(asks))
-	for i, a := range asks {
-		all[i].Key = a.Key
-		a.Lookup = &all[i]
-	}
-}
-
-// those returns the asks for which is returns true. Mostly all are equal: then it allocates nothing.
-func those(asks []*ask, is func(a *ask) bool) []*ask {
-	n := 0
-	for _, a := range asks {
-		if is(a) {
-			n++
-		}
-	}
-	if n == len(asks) {
-		return asks
-	}
-	some := make([]*ask, 0, n)
-	for _, a := range asks {
-		if is(a) {
-			some = append(some, a)
-		}
-	}
-	return some
-}
-
 // in returns the asks in a state.
 func (c *call) in(s state) []*ask { return those(c.asks, func(a *ask) bool { return a.state == s }) }
-
-func lookups(asks []*ask) []*value.Lookup {
-	all := make([]*value.Lookup, len(asks))
-	for i, a := range asks {
-		all[i] = a.Lookup
-	}
-	return all
-}
-
-func waits(asks []*ask) []*flight.Waiter[fill.Result] {
-	all := make([]*flight.Waiter[fill.Result], len(asks))
-	for i, a := range asks {
-		all[i] = a.wait
-	}
-	return all
-}
 
 // lookInMemory answers what memory has. It returns the other asks, and the asks of which memory wants a newer value.
 func (c *call) lookInMemory(asks []*ask) (misses, due []*ask) {
@@ -175,12 +77,14 @@ func (c *call) run(asks []*ask) {
 // fills in place of reading again.
 func (c *call) readAndJoin() {
 	asks := c.in(missed)
-	defer c.Reads.End(len(asks), turns(asks)) // which are left if a function of Trace panics
+	defer c.reads.End(asks) // which are left if a function of Trace panics
 	unread := c.notFilling(asks)
 	for _, a := range unread {
 		a.state = reading
 	}
-	c.join()
+	if len(unread) < len(asks) {
+		c.join()
+	}
 	c.read(unread)
 	c.join()
 }
@@ -226,13 +130,16 @@ func (c *call) take(read []*ask) (misses bool) {
 		}
 	}
 	over := those(read, func(a *ask) bool { return a.state != missed })
-	c.Reads.End(len(over), turns(over))
+	c.reads.End(over)
 	return len(over) < len(read)
 }
 
 // join joins the fills of what the call has missed. Those that it starts load together.
 func (c *call) join() {
 	misses := c.in(missed)
+	if len(misses) == 0 {
+		return
+	}
 	for group := range slices.Chunk(misses, c.MaxBatch) {
 		all := make([]flight.Waiter[fill.Result], len(group))
 		for i, a := range group {
@@ -253,7 +160,7 @@ func (c *call) join() {
 			}
 		}
 	}
-	c.Reads.End(len(misses), turns(misses))
+	c.reads.End(misses)
 }
 
 // answerHits answers with what has been read. The call holds no turns any more: Trace may call the cache.
@@ -293,7 +200,7 @@ func (c *call) wait() (again bool) {
 
 // leave leaves the fills that the call has joined, if it has not waited for them since a function of Trace panicked.
 func (c *call) leave() {
-	left := those(c.in(joined), func(a *ask) bool { return a.wait.Verdict == flight.Waiting })
+	left := those(c.asks, func(a *ask) bool { return a.state == joined && a.wait.Verdict == flight.Waiting })
 	if len(left) > 0 {
 		ended, cancel := context.WithCancel(context.Background())
 		cancel()

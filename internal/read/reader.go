@@ -14,7 +14,6 @@ import (
 type Parts struct {
 	Client  *client.Client
 	Store   *value.Store
-	Reads   *flight.Reads[value.Lookup]
 	Fills   *flight.Fills[fill.Result]
 	Filler  *fill.Filler
 	Slots   *flight.Slots
@@ -31,7 +30,14 @@ type Parts struct {
 // A Reader carries out the calls of one cache that read.
 type Reader struct {
 	Parts
+	reads  *flight.Reads[value.Lookup, *ask]
 	audits audits
 }
 
-func New(p Parts) *Reader { return &Reader{Parts: p} }
+func New(p Parts) *Reader {
+	return &Reader{Parts: p, reads: flight.NewReads[value.Lookup, *ask]()}
+}
+
+// Drain waits until no call of GetOrLoad or GetOrLoadMany is reading: such a call may still start a load. Calls of Drain
+// must not overlap.
+func (c *Reader) Drain() { c.reads.Drain() }

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/flight"
-	"github.com/singlefill/singlefill/internal/value"
 )
 
 // parts returns asks in parts that are read together: a few hundred on one server.
@@ -90,12 +88,12 @@ func (c *call) readPart(part []*ask, replies chan<- reply) {
 	for _, a := range part {
 		a.turn.Key = a.Key
 	}
-	c.Reads.Arrive(len(part), turns(part))
+	c.reads.Arrive(part)
 	for others := c.takeTurns(part, replies); len(others) > 0; others = c.takeTurns(others, replies) {
-		if replies == nil {
+		if replies == nil && len(others) < len(part) {
 			c.join()
 		}
-		if err := c.Reads.Await(c.ctx, len(others), turns(others)); err != nil {
+		if err := c.reads.Await(c.ctx, others); err != nil {
 			look(others)
 			for _, a := range others {
 				a.RedisErr = err
@@ -117,24 +115,22 @@ func (c *call) reply(read []*ask, replies chan<- reply) {
 	}
 }
 
-func turns(asks []*ask) flight.Turns[value.Lookup] {
-	return func(i int) *flight.Turn[value.Lookup] { return &asks[i].turn }
-}
-
 func held(a *ask) bool { return a.turn.Held() }
 
 // takeTurns reads what the call may read, and replies with that and with what others have read. It returns what is
 // left.
 func (c *call) takeTurns(asks []*ask, replies chan<- reply) (others []*ask) {
 	mine := those(asks, held)
-	theirs := those(asks, func(a *ask) bool { return a.turn.Found != nil })
-	others = those(asks, func(a *ask) bool { return a.turn.Found == nil && !held(a) })
-	for _, a := range theirs {
-		if a.Lookup = a.turn.Found; a.by != background {
-			a.by = other
+	if len(mine) < len(asks) {
+		theirs := those(asks, func(a *ask) bool { return a.turn.Found != nil })
+		others = those(asks, func(a *ask) bool { return a.turn.Found == nil && !held(a) })
+		for _, a := range theirs {
+			if a.Lookup = a.turn.Found; a.by != background {
+				a.by = other
+			}
 		}
+		c.reply(theirs, replies)
 	}
-	c.reply(theirs, replies)
 	if len(mine) > 0 {
 		c.readMine(mine)
 		c.reply(mine, replies)
@@ -164,16 +160,16 @@ func (c *call) delegate(asks []*ask) {
 		return
 	}
 	detached := c.newCall(client.Detach(c.ctx), c.load)
-	delegated := c.Reads.Delegate(len(mine), turns(mine))
+	delegated := c.reads.Delegate(mine)
 	all := make([]*ask, len(mine))
 	for i, a := range mine {
 		a.by = background
 		all[i] = &ask{turn: delegated[i]}
 		all[i].Key = a.Key
 	}
-	go func() {
-		defer c.Reads.End(len(all), turns(all))
+	go func() { // without c, which may be used again when its caller has left: see single
+		defer detached.reads.End(all)
 		detached.readMine(all)
-		detached.refresh(slices.DeleteFunc(slices.Clone(all), func(a *ask) bool { return !c.Store.Due(a.Lookup) }))
+		detached.refresh(slices.DeleteFunc(slices.Clone(all), func(a *ask) bool { return !detached.Store.Due(a.Lookup) }))
 	}()
 }
