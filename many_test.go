@@ -13,6 +13,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
@@ -953,4 +954,30 @@ func TestGetOrLoadMany_SlowStore(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A load that goes on keeps nothing of the other keys that its call has read.
+func TestGetOrLoadMany_ReleasesHits(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	c := cachetest.NewCacheIn[*string](t, rdb, "ns", nil)
+	redistest.Must(t, c.Set(t.Context(), "hit", new("v")))
+	loads, end := make(chan bool), make(chan bool)
+	defer close(end)
+	ctx, leave := context.WithCancel(t.Context())
+	go func() { <-loads; leave() }()
+	found, err := c.GetOrLoadMany(ctx, []string{"hit", "miss"}, func(context.Context, []string) (map[string]*string, error) {
+		close(loads)
+		<-end
+		return nil, nil
+	})
+	if err == nil || found["hit"] == nil {
+		t.Fatalf("got %v, %v; want the hit and an error", found, err)
+	}
+	hit := weak.Make(found["hit"])
+	clear(found)
+	redistest.Await(t, "the value is collected while the load runs", func() bool {
+		runtime.GC()
+		return hit.Value() == nil
+	})
 }

@@ -114,7 +114,7 @@ func (n *nodes) forgetIdle() {
 
 // ByNode returns items in groups, one for each node of their keys.
 func ByNode[E any](c *Client, items []E, keyOf func(E) string) [][]E {
-	if c.nodes.cluster == nil {
+	if c.nodes.cluster == nil || len(items) == 1 {
 		return [][]E{items}
 	}
 	var groups [][]E
@@ -138,7 +138,11 @@ const Batch = 256
 // InParts returns items in parts, each of which goes in one pipeline: at most [Batch] of them, whose keys are on one
 // node.
 func InParts[E any](c *Client, items []E, keyOf func(E) string) (parts [][]E) {
-	for _, group := range ByNode(c, items, keyOf) {
+	groups := ByNode(c, items, keyOf)
+	if n := len(items); 0 < n && n <= Batch { // mostly
+		return groups
+	}
+	for _, group := range groups {
 		parts = slices.AppendSeq(parts, slices.Chunk(group, Batch))
 	}
 	return parts

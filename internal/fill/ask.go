@@ -156,6 +156,9 @@ func (x *set) follow(ctx context.Context) state {
 	if len(x.fills) == 0 {
 		return ended
 	}
+	if !slices.ContainsFunc(x.fills, func(f *filling) bool { return f.way != x.fills[0].way }) {
+		return x.enter(x.fills[0].way)
+	}
 	var ways []way
 	together := make(map[way][]*filling)
 	for _, f := range x.fills {

@@ -25,16 +25,14 @@ func (x *Parts) getOrLock(ctx context.Context, fills []*filling, take bool) {
 		}
 		return
 	}
-	all, found := make([]value.Lookup, len(fills)), make([]*value.Lookup, len(fills))
-	locks, queries := make([]*filllock.Lock, len(fills)), make([]filllock.Query, len(fills))
+	keys, locks, queries := make([]string, len(fills)), make([]*filllock.Lock, len(fills)), make([]filllock.Query, len(fills))
 	for i, f := range fills {
 		f.asksFor = x.purpose(f)
 		queries[i] = filllock.Query{Known: entry.Header(f.old.Data), Awaited: f.awaited, Take: take, For: f.asksFor, Spared: true}
-		locks[i], found[i] = f.lock, &all[i]
-		all[i].Key = f.key
+		locks[i], keys[i] = f.lock, f.lock.Keys.Value
 	}
 	stamp := x.Fills.Now()
-	x.Store.During(found, func() {
+	x.Store.During(keys, func(keep func(int, *value.Lookup)) {
 		replies := client.RetryAll(ctx, x.Client, client.Command{Key: key, Within: within}, len(fills), func(within time.Duration, some []int) []filllock.Answer {
 			return filllock.GetOrLock(ctx, within, pick(locks, some), pick(queries, some))
 		})
@@ -43,11 +41,13 @@ func (x *Parts) getOrLock(ctx context.Context, fills []*filling, take bool) {
 		}
 		for i, f := range fills {
 			if r := f.reply.Value; f.reply.Err == nil && r.Status == filllock.Hit {
+				l := &value.Lookup{Key: f.key}
 				f.decoding = true
-				x.Store.Decode(ctx, found[i], []byte(r.Text), time.Now())
-				found[i].Kept(r.Kept)
+				x.Store.Decode(ctx, l, []byte(r.Text), time.Now())
+				l.Kept(r.Kept)
 				f.decoding = false
-				f.old, f.newSince, f.oldSince = new(*found[i]), f.oldSince, stamp
+				keep(i, l)
+				f.old, f.newSince, f.oldSince = l, f.oldSince, stamp
 			}
 		}
 	})
@@ -61,8 +61,10 @@ func (f *filling) takes(reply filllock.Answer, stamp flight.Stamp) {
 	f.replaces = f.holds && r.Known
 	if reply.Err == nil && r.Status != filllock.Hit {
 		f.oldSince = stamp
-		if !r.Known {
-			f.old.Freshness = value.Expired
+		if !r.Known && f.old.Freshness != value.Expired {
+			old := *f.old // which the call that began the fill still reads
+			old.Freshness = value.Expired
+			f.old = &old
 		}
 	}
 }

@@ -39,14 +39,15 @@ type Source struct {
 	Anew   bool // load although the key holds a value, unless a newer value arrives; and not without Redis
 }
 
-// Join joins the fills of keys, or starts fills, which load together, with what the call has found. That is not changed
-// any more. A fill has a detached context, and goes on when all callers have left: impatient callers of a slow source
+// Join joins the fills of keys, or starts fills, which load together. found returns what the call has found for waits[i],
+// and is called only for a fill that starts. That is not changed any more. A fill has a detached context, and goes on when all callers have left: impatient callers of a slow source
 // would keep its key cold for ever, and other processes would wait for a load that never succeeds.
-func (f *Filler) Join(ctx context.Context, call *flight.Caller, waits []*flight.Waiter[Result], found []*value.Lookup, from Source) {
+func (f *Filler) Join(ctx context.Context, call *flight.Caller, waits []*flight.Waiter[Result],
+	found func(i int) *value.Lookup, from Source) {
 	f.Fills.Join(call, waits, func(of []int, fills []*flight.Fill[Result]) (run func(*flight.Load)) {
 		x := f.newSet(from, fills)
 		for k, i := range of {
-			x.all[k].found = *found[i]
+			x.all[k].old = found(i)
 		}
 		return func(l *flight.Load) { x.start(client.Detach(ctx), l) }
 	})
@@ -97,9 +98,6 @@ func (f *Filler) newSet(from Source, fills []*flight.Fill[Result]) *set {
 // start runs a set from its first command to its end.
 func (x *set) start(ctx context.Context, l *flight.Load) {
 	x.load, x.slot = l, x.Slots.NewSlot(l)
-	for i := range x.all {
-		x.all[i].old = &x.all[i].found
-	}
 	x.lockAnew(x.fills)
 	x.run(ctx, beginning)
 }

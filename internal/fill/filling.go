@@ -52,8 +52,7 @@ type filling struct {
 	ear  *wait.Ear // nil: it has not waited
 	attempt
 
-	found    value.Lookup  // by the call that began the fill
-	old      *value.Lookup // what the key holds, as last seen
+	old      *value.Lookup // what the key holds, as last seen; at first, the call that began the fill may read it, too
 	decoding bool          // a value is being decoded, or that has called runtime.Goexit
 	holds    bool          // the lock, unless Redis has been told
 	replaces bool          // the key held old when this fill took the lock

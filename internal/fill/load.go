@@ -100,7 +100,7 @@ func (x *set) beginLoad(ctx context.Context) (loadCtx context.Context) {
 	if len(locks) == 0 {
 		return loadCtx
 	}
-	x.call.stop = x.renew(loadCtx, locks)
+	x.call.stop = x.renew(ctx, loadCtx, locks)
 	if x.Tags != nil {
 		x.since = x.Tags.Sequences(loadCtx)
 	}
@@ -113,11 +113,11 @@ const renewAfter = 10 * time.Millisecond
 
 // renew renews locks until stop is called, or LoadTimeout is over. A caller that joins brings the next renewal forward,
 // so that a lost lock is noticed soon; of a load that has ended the store tells.
-func (x *set) renew(loadCtx context.Context, locks []*filllock.Lock) (stop func()) {
+func (x *set) renew(ctx, loadCtx context.Context, locks []*filllock.Lock) (stop func()) {
 	fills := x.fills // among them the fills of the locks
 	call, load := x.call, x.load
 	deadline, _ := loadCtx.Deadline()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(loadCtx))
+	ctx, cancel := context.WithCancel(ctx)
 	later := x.Fills.Later(min(renewAfter, x.LockTTL/3), func() {
 		ctx, cancel := context.WithDeadline(ctx, deadline)
 		defer cancel()

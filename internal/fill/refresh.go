@@ -48,7 +48,7 @@ func (f *Filler) refresh(ctx context.Context, found []*value.Lookup, from Source
 		f.Fills.Refresh(keys, entries, func(of []int, fills []*flight.Fill[Result]) (run func(*flight.Load)) {
 			x := f.newSet(from, fills)
 			for k, i := range of {
-				x.all[k].found = value.Lookup{Key: keys[i], Data: found[i].Data}
+				x.all[k].old = &value.Lookup{Key: keys[i], Data: found[i].Data}
 			}
 			return func(l *flight.Load) { x.start(ctx, l) }
 		})

@@ -92,9 +92,9 @@ func (x *set) share(ctx context.Context, f *filling) {
 // commit stores the outcomes of a load, or releases the locks, and hands the outcomes to the callers. The keys are on
 // one server.
 func (x *set) commit(ctx context.Context, fills []*filling) {
-	stored := make([]*value.Lookup, len(fills))
+	keys := make([]string, len(fills))
 	for i, f := range fills {
-		stored[i] = &value.Lookup{Key: f.key}
+		keys[i] = f.lock.Keys.Value
 	}
 	stamp := x.Fills.Now()
 	if err := x.Client.Refusal(fills[0].lock.Keys.Lock); err != nil {
@@ -102,11 +102,13 @@ func (x *set) commit(ctx context.Context, fills []*filling) {
 			f.outcome.err = err
 		}
 	} else {
-		x.Store.During(stored, func() {
+		x.Store.During(keys, func(keep func(int, *value.Lookup)) {
 			x.storeOrRelease(ctx, fills)
 			for i, f := range fills {
 				if o := &f.outcome; o.err == nil && o.info.Stored {
-					x.Store.Stored(stored[i], o.data, o.entry, o.Life)
+					if l := x.Store.Stored(f.key, o.data, o.entry, o.Life); l != nil {
+						keep(i, l)
+					}
 				}
 			}
 		})

@@ -170,13 +170,15 @@ func GetOrLock(ctx context.Context, within time.Duration, locks []*Lock, queries
 // twins runs the transactions of commands whose scripts the server does not run, at the same time: so none is repeated
 // for another one, and a server that does not answer costs the time of one.
 func twins(n int, unrun func(i int) bool, run func(i int)) {
+	if n == 1 {
+		if unrun(0) {
+			run(0)
+		}
+		return
+	}
 	var all sync.WaitGroup
 	for i := range n {
-		switch {
-		case !unrun(i):
-		case n == 1:
-			run(i)
-		default:
+		if unrun(i) {
 			all.Go(func() { run(i) })
 		}
 	}

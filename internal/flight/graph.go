@@ -29,8 +29,8 @@ type Load struct {
 	outer *Load // the load that started it, or nil
 
 	// Guarded by graph.
-	fills      map[*member]struct{} // that have not ended. The Loader and its context may live on
-	goroutines []uint64             // run the load or its Loader
+	fills      []*member // that have not ended. The Loader and its context may live on
+	goroutines []uint64  // run the load or its Loader
 	slot       *Slot
 	waits      map[*member]calls // fills that calls from inside this load wait for
 }
@@ -38,6 +38,7 @@ type Load struct {
 // A member is a fill in the graph.
 type member struct {
 	load    *Load         // that runs the fill; changed with Fills.mu and graph
+	at      int           // in load.fills, or ended; guarded by graph
 	waiters map[*Load]int // loads whose calls wait for the fill; guarded by graph
 }
 
@@ -52,7 +53,7 @@ type loadKey struct{}
 
 // newLoad returns a load without fills. outer is the load that starts it, or nil.
 func newLoad(cache any, outer *Load) *Load {
-	return &Load{Woken: make(chan struct{}, 1), cache: cache, outer: outer, fills: make(map[*member]struct{})}
+	return &Load{Woken: make(chan struct{}, 1), cache: cache, outer: outer}
 }
 
 // Begin notes that the calling goroutine runs a Loader. The function that it returns notes the end.
@@ -74,12 +75,27 @@ func (l *Load) take(fills []*member) {
 	defer graph.Unlock()
 	for _, f := range fills {
 		if f.load != nil {
-			delete(f.load.fills, f)
+			f.part()
 		}
-		f.load = l
-		l.fills[f] = struct{}{}
+		f.load, f.at = l, len(l.fills)
+		l.fills = append(l.fills, f)
 	}
 }
+
+// part removes a fill from its load. The caller holds graph.
+func (f *member) part() {
+	if f.at == ended {
+		return
+	}
+	l := f.load
+	end := len(l.fills) - 1
+	last := l.fills[end]
+	l.fills[f.at], last.at = last, f.at
+	l.fills[end], l.fills = nil, l.fills[:end]
+	f.at = ended
+}
+
+const ended = -1
 
 // parted is called when another load has taken fills.
 func (l *Load) parted() {
@@ -103,16 +119,13 @@ func LoadOf(ctx context.Context) *Load {
 func (f *member) finish() {
 	graph.Lock()
 	defer graph.Unlock()
-	if delete(f.load.fills, f); len(f.load.fills) > 0 {
+	if f.part(); len(f.load.fills) > 0 {
 		f.load.slot.part()
 	}
 }
 
 // open reports whether the fill has not ended. The caller holds graph.
-func (f *member) open() bool {
-	_, open := f.load.fills[f]
-	return open
-}
+func (f *member) open() bool { return f.at != ended }
 
 // inside reports whether l, or a load around it, is a load of cache with a fill that has not ended.
 func (l *Load) inside(cache any) bool {
@@ -130,7 +143,7 @@ func (l *Load) inside(cache any) bool {
 func (l *Load) Awaited() bool {
 	graph.Lock()
 	defer graph.Unlock()
-	for f := range l.fills {
+	for _, f := range l.fills {
 		if len(f.waiters) > 0 {
 			return true
 		}

@@ -188,7 +188,7 @@ func (s *Slot) part() {
 	if s == nil || s.lender == nil {
 		return
 	}
-	for f := range s.load.fills {
+	for _, f := range s.load.fills {
 		if f.waiters[s.lender.load] > 0 {
 			return
 		}
@@ -278,7 +278,7 @@ func (s *Slot) leaveQueue() {
 
 // borrow borrows the slot of a load that waits for this one, if one has not lent its slot.
 func (s *Slot) borrow() bool {
-	for f := range s.load.fills {
+	for _, f := range s.load.fills {
 		for outer := range f.waiters {
 			if outer.slot.canLend() {
 				outer.slot.lendTo(s)

@@ -32,10 +32,7 @@ func aLoad() *Load {
 
 // itsFill returns the fill of a load.
 func itsFill(l *Load) *member {
-	for f := range l.fills {
-		return f
-	}
-	return nil
+	return l.fills[0]
 }
 
 func newSlot(p *Slots) *Slot { return p.NewSlot(aLoad()) }

@@ -153,7 +153,12 @@ func (c *call) join() {
 				a.wait.Patience = c.StaleAfter
 			}
 		}
-		c.Filler.Join(c.ctx, &c.caller, waits(group), lookups(group), fill.Source{Loader: c.load, Anew: c.anew})
+		c.Filler.Join(c.ctx, &c.caller, waits(group), func(i int) *value.Lookup {
+			if len(c.asks) == 1 {
+				return group[i].Lookup
+			}
+			return new(*group[i].Lookup) // the fill must not keep what the call has read of other keys
+		}, fill.Source{Loader: c.load, Anew: c.anew})
 		for _, a := range group {
 			if a.state, a.err = joined, a.wait.Err; a.err != nil {
 				a.state = answered

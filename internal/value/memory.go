@@ -115,25 +115,24 @@ func (l *Lookup) Outlives(c *near.Copy) bool {
 	return l.RedisErr != nil || newer
 }
 
-// During runs a command that reads or writes keys in Redis. Of the lookups in now, it then keeps in memory those
-// whose entry Redis keeps. It takes the generations of the keys before the command. If a key is invalidated
-// during the command, its generation changes, and what the command has seen is never served. Nothing else keeps
-// values in memory.
-func (s *Store) During(now []*Lookup, command func()) {
+// During runs a command that reads or writes keys, given as they are in Redis, and calls keep with what keys[i] holds now.
+// Memory keeps that if Redis keeps it. During takes the generations of the keys before the command. If a key is
+// invalidated during the command, its generation changes, and what the command has seen is never served. Nothing else
+// keeps values in memory.
+func (s *Store) During(keys []string, command func(keep func(i int, l *Lookup))) {
 	if s.memory == nil {
-		command()
+		command(func(int, *Lookup) {})
 		return
 	}
 	generations := make([]near.Generation, 0, 1) // one needs no allocation
-	for _, l := range now {
-		generations = append(generations, s.memory.Tier.Generation(s.Key(l.Key)))
+	for _, key := range keys {
+		generations = append(generations, s.memory.Tier.Generation(key))
 	}
-	command()
-	for i, l := range now {
+	command(func(i int, l *Lookup) {
 		if l.kept > 0 && l.Freshness > Expired {
 			s.keep(l, generations[i])
 		}
-	}
+	})
 }
 
 // Kept records how long Redis keeps the entry that a single step on the server has found or stored, as PTTL
@@ -163,20 +162,21 @@ func endless(pttl time.Duration) time.Duration {
 	return pttl
 }
 
-// Stored notes that an entry has been stored under a key, which is fresh for life. Its value is as it is in Redis,
-// since the codec may drop a part of what was loaded.
-func (s *Store) Stored(l *Lookup, data []byte, e entry.Entry, life time.Duration) {
+// Stored returns what a key holds under which an entry has been stored that is fresh for life. Its value is as it is in
+// Redis, since the codec may drop a part of what was loaded. Stored returns nil if memory cannot keep it.
+func (s *Store) Stored(key string, data []byte, e entry.Entry, life time.Duration) *Lookup {
 	if s.memory == nil {
-		return
+		return nil
 	}
-	l.Found, l.Data = Found{Entry: e, At: time.Now(), Freshness: Fresh}, data
+	l := &Lookup{Key: key, Found: Found{Entry: e, At: time.Now(), Freshness: Fresh}, Data: data}
 	if !e.NotFound && (s.memory.Share || s.Type.Clone != nil) {
 		var err error
-		if l.Value, err = s.Type.Decode(l.Key, e.Payload); err != nil {
-			return
+		if l.Value, err = s.Type.Decode(key, e.Payload); err != nil {
+			return nil
 		}
 	}
 	l.Kept(s.policy.KeptFor(life))
+	return l
 }
 
 // Forget forgets what memory has of a key.

@@ -134,11 +134,12 @@ func (s *Store) Get(ctx context.Context, all []*Lookup) {
 	default:
 		l := all[0]
 		valueKey := s.Key(l.Key)
-		s.During(all, func() {
+		s.During([]string{valueKey}, func(keep func(int, *Lookup)) {
 			pttl := redis.NewDurationCmd(ctx, time.Millisecond, "pttl", valueKey)
 			data, asked, err := s.client.Get(ctx, pttl, valueKey)
 			if s.replied(ctx, l, data, time.Now(), err) {
 				l.keptBehind(pttl.Val())
+				keep(0, l)
 			} else if l.RedisErr != nil {
 				l.Asked += asked
 			}
@@ -155,7 +156,7 @@ func (s *Store) getMany(ctx context.Context, all []*Lookup) {
 			pttls = append(pttls, redis.NewDurationCmd(ctx, time.Millisecond, "pttl", keys[i]))
 		}
 	}
-	s.During(all, func() {
+	s.During(keys, func(keep func(int, *Lookup)) {
 		replies, asked, err := s.client.GetMany(ctx, pttls, keys)
 		now := time.Now()
 		for i, l := range all {
@@ -166,6 +167,7 @@ func (s *Store) getMany(ctx context.Context, all []*Lookup) {
 			}
 			if data, err := replies[i].Bytes(); s.replied(ctx, l, data, now, err) && s.memory != nil {
 				l.keptBehind(pttls[i].(*redis.DurationCmd).Val())
+				keep(i, l)
 			}
 		}
 	})
