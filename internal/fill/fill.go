@@ -40,7 +40,7 @@ type Source struct {
 }
 
 // Join joins the fills of keys, or starts fills, which load together. found returns what the call has found for waits[i],
-// which nobody changes any more; it is called only for a fill that starts. A fill has a detached context, and goes on when
+// which is not changed any more; it is called only for a fill that starts. A fill has a detached context, and goes on when
 // all callers have left: impatient callers of a slow source would keep its key cold for ever, and other processes would
 // wait for a load that never succeeds.
 func (f *Filler) Join(ctx context.Context, call *flight.Caller, waits []*flight.Waiter[Result],

@@ -45,8 +45,8 @@ func (c *Reader) GetOrLoad(ctx context.Context, key string, load fill.Loader, in
 	return v, err
 }
 
-// A single is a call for one key. It is used again unless it has joined a fill: until then nobody but its goroutine
-// knows it. With 64 goroutines that get one key, a new one for each hit takes a tenth of the time.
+// A single is a call for one key. It is used again unless it has joined a fill: until then only its goroutine knows it.
+// With 64 goroutines that get one key, a new one for each hit takes a tenth of the time.
 type single struct {
 	call
 	ask  ask

@@ -38,6 +38,6 @@ func New(p Parts) *Reader {
 	return &Reader{Parts: p, reads: flight.NewReads[value.Lookup, *ask]()}
 }
 
-// Drain waits until no call of GetOrLoad or GetOrLoadMany is reading: such a call may still start a load. Calls of Drain
+// Drain waits until no call of GetOrLoad or GetOrLoadMany is reading, since it may still start a load. Calls of Drain
 // must not overlap.
 func (c *Reader) Drain() { c.reads.Drain() }
