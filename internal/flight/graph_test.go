@@ -1,6 +1,8 @@
 package flight
 
 import (
+	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -62,5 +64,36 @@ func TestGraph_ManyWays(t *testing.T) {
 	}
 	if steps[59][1].waitFor(itsFill(top)) {
 		t.Error("a circle through the ladder is allowed")
+	}
+}
+
+// A load has exactly the fills that it has taken, that no other load has taken since, and that have not ended.
+func TestLoad_Fills(t *testing.T) {
+	loads := []*Load{newLoad(nil, nil), newLoad(nil, nil)}
+	of, fills := make(map[*member]*Load), make([]*member, 6)
+	for i := range fills {
+		fills[i] = new(member)
+		loads[0].take(fills[i : i+1])
+		of[fills[i]] = loads[0]
+	}
+	for range 1000 {
+		f, l := fills[rand.IntN(len(fills))], loads[rand.IntN(len(loads))]
+		if rand.IntN(2) == 0 {
+			l.take([]*member{f})
+			of[f] = l
+		} else {
+			f.finish()
+			delete(of, f)
+		}
+		for _, f := range fills {
+			if in := of[f]; f.open() != (in != nil) || in != nil && in != f.load {
+				t.Fatalf("open: %v, want %v, of its load", f.open(), in != nil)
+			}
+			for _, l := range loads {
+				if slices.Contains(l.fills, f) != (of[f] == l) {
+					t.Fatalf("a load has %v, want of it: %v", l.fills, of[f] == l)
+				}
+			}
+		}
 	}
 }
