@@ -62,8 +62,8 @@ func inner(c Codec) (Codec, error) {
 //
 // MsgPack and JSON refuse bytes that could take more than 64 MiB + 64 × their length of memory as a T,
 // and Marshal refuses a value that would become them. [New] refuses a T of which MsgPack or JSON keeps nothing, or
-// loses a part of every value, such as a func, an interface with methods, or what stands beside an embedded
-// time.Time. A panic in a marshalling method of a user's type becomes an error.
+// loses a part of every value, such as a func, an interface with methods, a struct without exported fields, or
+// what stands beside an embedded time.Time. A panic in a marshalling method of a user's type becomes an error.
 var (
 	// MsgPack is the default: fast, compact, and it distinguishes nil from empty. It ignores json tags:
 	// a field with `json:"-"` is stored. It drops unexported fields, ignores a field that T does not

@@ -1,12 +1,15 @@
 package codec
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"iter"
+	"net/url"
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/vmihailenco/msgpack/v5"
@@ -24,16 +27,14 @@ type judge struct {
 	isStruct func(data []byte) bool
 	isText   func(data []byte) bool // or bytes
 
-	fits   map[reflect.Type]bool         // types that unfit has seen
-	flat   map[reflect.Type]bool         // embedded structs that unfitParts has seen
-	lostIn map[reflect.Type]reflect.Type // results of lost; nil while it runs
+	fits  map[reflect.Type]bool // types that unfit has seen
+	flat  map[reflect.Type]bool // embedded structs that unfitParts has seen
+	loses map[reflect.Type]bool // results of lost; false while it runs
 }
 
 // judgeOf returns the judge of a codec of this package, or nil.
 func judgeOf(c any) *judge {
-	j := &judge{
-		fits: make(map[reflect.Type]bool), flat: make(map[reflect.Type]bool), lostIn: make(map[reflect.Type]reflect.Type),
-	}
+	j := &judge{fits: make(map[reflect.Type]bool), flat: make(map[reflect.Type]bool), loses: make(map[reflect.Type]bool)}
 	switch c := c.(type) {
 	case msgPackCodec:
 		j.name, j.tag, j.marshal, j.decode = "MsgPack", "msgpack", msgpack.Marshal, c.Unmarshal
@@ -55,23 +56,22 @@ func judgeOf(c any) *judge {
 	return j
 }
 
-// check returns an error if values of typ cannot be stored, or if nothing of them would be.
+// check returns an error if values of typ cannot be stored, or lose a part whatever it holds.
 func (j *judge) check(typ reflect.Type) error {
 	// Endless types come first: the codec overflows the stack when it only looks at one.
 	bad := j.endless(typ, "", make(map[reflect.Type]bool))
 	if bad == nil {
 		bad = j.unfit(typ, "")
 	}
-	if bad != nil {
-		return fmt.Errorf("singlefill: T is %v: %s cannot store %v: %s; give the field the tag `%s:\"-\"`, "+
-			"give the type marshalling methods, or set Options.Codec", typ, j.name, bad, bad.why, j.tag)
+	if bad == nil {
+		return nil
 	}
-	if lost := j.lost(typ); lost != nil {
-		return fmt.Errorf("singlefill: T is %v: %s keeps nothing of %v, since it drops fields that are not exported or "+
-			"have the tag `%s:\"-\"`; export a field, give the type marshalling methods, or set Options.Codec",
-			typ, j.name, lost, j.tag)
+	drop := fmt.Sprintf("give the field the tag `%s:\"-\"`, ", j.tag)
+	if bad.path == "" { // T is no field
+		drop = ""
 	}
-	return nil
+	return fmt.Errorf("singlefill: T is %v: %s cannot store %v: %s; %sgive the type marshalling methods, or set Options.Codec",
+		typ, j.name, bad, bad.why, drop)
 }
 
 // keyPath is the end of the path of the keys of a map.
@@ -130,9 +130,9 @@ func (j *judge) circles(typ reflect.Type, way []reflect.Type) bool {
 	return false
 }
 
-// unfit returns the first part of typ that can hold nothing but nil, or not even that: the codec
-// cannot encode its values, or cannot decode them again. Of types that have methods it judges only
-// what they inherit.
+// unfit returns the first part of typ that can hold nothing but nil, or not even that: the codec cannot
+// encode its values, cannot decode them again, or keeps nothing of them. Of types that have methods it
+// judges only what they inherit.
 func (j *judge) unfit(typ reflect.Type, path string) *misfit {
 	if j.fits[typ] {
 		return nil
@@ -141,13 +141,13 @@ func (j *judge) unfit(typ reflect.Type, path string) *misfit {
 	kind := typ.Kind()
 	switch {
 	case j.hasMethods(typ):
-		return j.unfitMethods(typ, path)
+		return cmp.Or(j.unfitMethods(typ, path), j.losing(typ, path))
 	case kind == reflect.Interface && typ.NumMethod() > 0 && !j.decodesInto(typ):
 		return &misfit{path, typ, "nothing can be decoded into an interface with methods"}
 	case path == "" && typ == reflect.TypeFor[error]() && !extended():
 		return &misfit{path, typ, "an error is stored as its text only within another type"}
 	case kind == reflect.Struct:
-		return j.unfitFields(typ, path)
+		return cmp.Or(j.unfitFields(typ, path), j.losing(typ, path))
 	case kind == reflect.Map:
 		if bad := j.unfitMap(typ, path); bad != nil {
 			return bad
@@ -184,19 +184,23 @@ func (j *judge) unfitParts(typ reflect.Type, path string, stored []named) (bad *
 		embedded, isPointer := structOf(f.Type), f.Type.Kind() == reflect.Pointer
 		flat := f.Anonymous && embedded != nil && !slices.ContainsFunc(stored, func(n named) bool { return n.path == at })
 		switch {
-		case j.omits(f):
+		case j.omits(f), typ == reflect.TypeFor[url.URL]() && f.Name == "User": // both may be nil in all values
 		case !f.IsExported() && isPointer && embedded != nil:
 			for range j.fields(embedded) { // without a field nothing is decoded
 				bad = &misfit{at, f.Type, "an embedded pointer to a type that is not exported cannot be decoded"}
 			}
 		case flat && !j.flat[embedded]:
 			j.flat[embedded] = true
-			bad = j.unfitParts(embedded, at, stored)
+			if bad = j.unfitParts(embedded, at, stored); f.IsExported() {
+				bad = cmp.Or(bad, j.losing(f.Type, at))
+			}
 		case flat:
 		case j.interns(f):
 			bad = &misfit{at, f.Type, "the option intern is not supported"}
-		case f.IsExported() || embedded != nil && !j.hasMethods(embedded):
+		case f.IsExported():
 			bad = j.unfit(f.Type, at)
+		case embedded != nil && !j.hasMethods(embedded):
+			bad = j.unfitFields(embedded, at)
 		case j.tag == "msgpack": // JSON drops it
 			bad = &misfit{at, f.Type, "an embedded field that is not exported cannot be decoded"}
 		}
@@ -305,43 +309,61 @@ func (j *judge) zero(typ reflect.Type) (data []byte, err error) {
 	return j.marshal(reflect.New(typ).Interface())
 }
 
-// lost returns the struct within typ because of which nothing of typ is kept, or nil: all the data of
-// typ is in fields that the codec drops. An empty struct has nothing to lose, and a type that contains
-// itself keeps its shape.
-func (j *judge) lost(typ reflect.Type) reflect.Type {
-	lost, seen := j.lostIn[typ]
+// losing returns typ if the codec keeps nothing of its values.
+func (j *judge) losing(typ reflect.Type, path string) *misfit {
+	if !j.lost(typ) {
+		return nil
+	}
+	return &misfit{path, typ, fmt.Sprintf("the fields that hold its data are not exported or have the tag `%s:\"-\"`", j.tag)}
+}
+
+// lost reports whether the values of typ have data, and all of it is in fields that the codec drops. A type
+// that contains itself keeps its shape.
+func (j *judge) lost(typ reflect.Type) bool {
+	lost, seen := j.loses[typ]
 	if seen {
 		return lost
 	}
-	j.lostIn[typ] = nil
-	switch typ.Kind() {
-	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
-		lost = j.lost(typ.Elem())
-	case reflect.Struct:
-		lost = j.lostFields(typ)
-	}
-	j.lostIn[typ] = lost
-	return lost
-}
-
-func (j *judge) lostFields(typ reflect.Type) reflect.Type {
-	if typ.NumField() == 0 || j.encodesItself(typ) {
-		return nil
-	}
-	lost := typ
-	for f := range j.fields(typ) {
-		if lost = j.lost(f.Type); lost == nil {
-			return nil // this field is kept
+	j.loses[typ] = false
+	switch kind := typ.Kind(); {
+	case holdsNothing(typ), j.encodesItself(typ):
+	case kind == reflect.Struct:
+		lost = true
+		for f := range j.fields(typ) {
+			lost = lost && (holdsNothing(f.Type) || j.lost(f.Type))
 		}
+	case kind == reflect.Pointer, kind == reflect.Slice, kind == reflect.Array, kind == reflect.Map:
+		lost = j.lost(typ.Elem())
 	}
+	j.loses[typ] = lost
 	return lost
 }
 
-// encodesItself reports whether the codec encodes typ by a method, or by an encoder that is registered
-// for it.
-func (j *judge) encodesItself(typ reflect.Type) bool {
-	if _, ok := methodOf(typ, j.encodes); ok {
+// holdsNothing reports whether the values of typ have no data, so that the zero value is as good as each of them.
+func holdsNothing(typ reflect.Type) bool {
+	switch typ {
+	case reflect.TypeFor[sync.Mutex](), reflect.TypeFor[sync.RWMutex](), reflect.TypeFor[sync.Once](), reflect.TypeFor[sync.WaitGroup]():
 		return true
+	}
+	switch typ.Kind() {
+	case reflect.Array:
+		return typ.Len() == 0 || holdsNothing(typ.Elem())
+	case reflect.Struct:
+		for i := range typ.NumField() {
+			if f := typ.Field(i); f.Name != "_" && !holdsNothing(f.Type) {
+				return false
+			}
+		}
+		return true
+	}
+	return false
+}
+
+// encodesItself reports whether the codec encodes typ by a method, or a struct by an encoder that is
+// registered for it.
+func (j *judge) encodesItself(typ reflect.Type) bool {
+	if _, ok := methodOf(typ, j.encodes); ok || typ.Kind() != reflect.Struct {
+		return ok
 	}
 	data, err := j.zero(typ)
 	return err != nil || !j.isStruct(data)
