@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"strings"
 	"syscall"
@@ -42,7 +43,7 @@ func connect(ctx context.Context, flag, env string, timeout time.Duration) (redi
 		case strings.Contains(info, "cluster_enabled:1"):
 			o := server.Options()
 			server.Close()
-			return redis.NewClusterClient(&redis.ClusterOptions{
+			return clusterOf(&redis.ClusterOptions{
 				Addrs: []string{o.Addr}, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig,
 				DialTimeout: o.DialTimeout, ReadTimeout: cmp.Or(o.ReadTimeout, -1), WriteTimeout: cmp.Or(o.WriteTimeout, -1), // 0: none
 				MaxRetries: o.MaxRetries, ContextTimeoutEnabled: true,
@@ -76,19 +77,23 @@ func open(address string, timeout time.Duration) (redis.UniversalClient, error) 
 		var o *redis.FailoverOptions
 		if o, err = redis.ParseFailoverURL(u.String()); err == nil {
 			o.DialerRetries, o.ContextTimeoutEnabled = 1, true
-			return redis.NewFailoverClient(o), nil
+			rdb := redis.NewFailoverClient(o)
+			rdb.AddHook(silence(fmt.Sprintf("the master %q of the Sentinels %s", o.MasterName, strings.Join(o.SentinelAddrs, " "))))
+			return rdb, nil
 		}
 	} else if query.Has("addr") {
 		var o *redis.ClusterOptions
 		if o, err = redis.ParseClusterURL(u.String()); err == nil {
 			o.ContextTimeoutEnabled = true
-			return redis.NewClusterClient(o), nil
+			return clusterOf(o), nil
 		}
 	} else {
 		var o *redis.Options
 		if o, err = redis.ParseURL(u.String()); err == nil {
 			o.DialerRetries, o.ContextTimeoutEnabled = 1, true
-			return redis.NewClient(o), nil
+			rdb := redis.NewClient(o)
+			rdb.AddHook(silence(o.Addr))
+			return rdb, nil
 		}
 	}
 	if cut {
@@ -96,6 +101,52 @@ func open(address string, timeout time.Duration) (redis.UniversalClient, error) 
 	}
 	return nil, err
 }
+
+func clusterOf(o *redis.ClusterOptions) *redis.ClusterClient {
+	rdb := redis.NewClusterClient(o)
+	rdb.OnNewNode(func(node *redis.Client) { node.AddHook(silence(node.Options().Addr)) })
+	return rdb
+}
+
+// silence is a hook that names the server in the errors of commands that time out. go-redis does not name a server
+// that takes connections, and does not answer on them.
+type silence string
+
+func (s silence) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (s silence) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		return s.named(next(ctx, cmd)) // which becomes that of cmd
+	}
+}
+
+func (s silence) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := s.named(next(ctx, cmds))
+		for _, cmd := range cmds {
+			cmd.SetErr(s.named(cmd.Err()))
+		}
+		return err
+	}
+}
+
+func (s silence) named(err error) error {
+	var timeout net.Error
+	if !errors.As(err, &timeout) || !timeout.Timeout() {
+		return err
+	}
+	return unansweredBy{string(s), err}
+}
+
+// An unansweredBy is a timeout, for go-redis, too.
+type unansweredBy struct {
+	server string
+	error
+}
+
+func (u unansweredBy) Error() string { return u.server + " does not answer: " + u.error.Error() }
+func (u unansweredBy) Unwrap() error { return u.error }
+func (u unansweredBy) Timeout() bool { return true }
 
 // unanswered returns why the server at a URL did not answer, without the password. A server that expects
 // TLS closes the connection.

@@ -13,8 +13,8 @@
 //	singlefill locks                    # locks of package lock, their holders and waiters
 //	singlefill version                  # of this command, such as v1.2.3
 //
-// Flags of a command come before or after its arguments; behind -- nothing is a flag. singlefill COMMAND
-// -h lists them. All commands but version have
+// Flags of a command come behind its name, before or after its arguments; behind -- nothing is a flag. singlefill
+// COMMAND -h lists them. All commands but version have these, which may also come before its name:
 //
 //	-redis URL   the server; default: $REDIS_URL, or redis://127.0.0.1:6379
 //	-timeout d   bound on each Redis command; default: 3s
@@ -34,7 +34,8 @@
 // ls and locks find keys by SCAN, on one master after the other, and never by KEYS: they look at
 // each key of the server, and hold up no other command for more than a moment. ls reads the first 35
 // bytes of each value, get the whole of one. These commands, and ttl, change nothing: a user with the
-// rights +@read +info +ping +time is enough, with a Cluster also +@connection +cluster.
+// rights +@read +info +ping +time is enough, with a Cluster also +@connection +cluster. While ls, locks, tags and clear
+// work, they show on stderr how far they are, if that is a terminal.
 //
 // # What the changes promise
 //

@@ -29,14 +29,15 @@ type heldLock struct {
 	Size    int      `json:"size,omitempty"` // of a semaphore
 	Holders []holder `json:"holders"`
 	Waiting int64    `json:"waiting"` // of a fair mutex, all waiters; of the others, those that are to be woken
-	Fence   int64    `json:"fence"`   // the last one
+	Fence   int64    `json:"fence"`   // the last one that was granted
 }
 
 type holder struct {
 	Token string  `json:"token"`
 	Name  string  `json:"name,omitempty"` // Options.Holder
-	Held  seconds `json:"held_seconds"`   // since the grant, by the server's clock
-	Left  seconds `json:"left_seconds"`   // of the lease, if it is not renewed
+	Fence int64   `json:"fence"`
+	Held  seconds `json:"held_seconds"` // since the grant, by the server's clock
+	Left  seconds `json:"left_seconds"` // of the lease, if it is not renewed
 }
 
 func prepareLocks(x *execution, _ *flag.FlagSet) func(ctx context.Context, args []string) error {
@@ -157,22 +158,22 @@ func (x *execution) locks(ctx context.Context) error {
 			t.add(printable(l.Name), kind, "-", "-", l.Waiting, l.Fence, "")
 		}
 		for _, h := range l.Holders {
-			t.add(printable(l.Name), kind, h.Held, h.Left, l.Waiting, l.Fence, printable(cmp.Or(h.Name, h.Token)))
+			t.add(printable(l.Name), kind, h.Held, h.Left, l.Waiting, h.Fence, printable(cmp.Or(h.Name, h.Token)))
 		}
 	}
 	_ = t.Flush()
 	return nil
 }
 
-// newHolder returns the holder that has the token: 26 characters, and its name.
-func newHolder(token string, held seconds, left time.Duration) holder {
+// newHolder returns the holder that has the token: 26 characters, and its name. A fence is the time of its grant in µs,
+// unless the clock was put back.
+func newHolder(token string, fence int64, left time.Duration, now time.Time) holder {
 	n := min(len(token), 26)
-	return holder{token[:n], token[n:], held, seconds(left)}
+	return holder{token[:n], token[n:], fence, seconds(max(0, now.Sub(time.UnixMicro(fence)))), seconds(left)}
 }
 
 // readLock reads the keys of a lock. A mutex has the token of its holder under the first. A semaphore has
-// there the ends of its leases, in ms of the server's clock, and their fences in a hash. A fence is the
-// time of its grant in µs, unless the clock was put back.
+// there the ends of its leases, in ms of the server's clock, and their fences in a hash.
 func (x *execution) readLock(ctx context.Context, key string) (heldLock, error) {
 	l := heldLock{Name: client.Untag(strings.TrimSuffix(strings.TrimPrefix(key, "{"), "}:lock")), Kind: "free", Holders: []holder{}}
 	now, err := x.serverTime(ctx, key)
@@ -198,10 +199,9 @@ func (x *execution) readLock(ctx context.Context, key string) (heldLock, error) 
 	number, _, _ := strings.Cut(fence.Val(), " ") // of a mutex that is held, the token follows
 	l.Fence, _ = strconv.ParseInt(number, 10, 64)
 	l.Waiting = waiting.Val() + queued.Val()
-	since := func(fence int64) seconds { return seconds(max(0, now.Sub(time.UnixMicro(fence)))) }
 	if token.Err() == nil {
 		l.Kind = "mutex"
-		l.Holders = append(l.Holders, newHolder(token.Val(), since(l.Fence), max(0, left.Val())))
+		l.Holders = append(l.Holders, newHolder(token.Val(), l.Fence, max(0, left.Val()), now))
 	}
 	if queued.Val() > 0 {
 		l.Kind = "fair mutex"
@@ -212,7 +212,7 @@ func (x *execution) readLock(ctx context.Context, key string) (heldLock, error) 
 			name, _ := lease.Member.(string)
 			if end := time.UnixMilli(int64(lease.Score)); end.After(now) {
 				fence, _ := strconv.ParseInt(details.Val()[name], 10, 64)
-				l.Holders = append(l.Holders, newHolder(name, since(fence), end.Sub(now)))
+				l.Holders = append(l.Holders, newHolder(name, fence, end.Sub(now), now))
 			}
 		}
 	}

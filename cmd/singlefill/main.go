@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
 )
 
 func main() {
@@ -50,8 +52,11 @@ type execution struct {
 
 	// Set by run.
 	rdb     redis.UniversalClient
+	url     string
 	json    bool
 	timeout time.Duration
+
+	shown time.Time // when showProgress last wrote
 }
 
 // A command is a subcommand. prepare adds its flags, and returns what to do with the arguments.
@@ -65,11 +70,11 @@ var commands = []command{
 	{"ls", "[NAMESPACE]", "list the keys of a namespace, or the namespaces", 0, 1, prepareList},
 	{"get", "NAMESPACE KEY", "show an entry and its payload", 2, 2, prepareGet},
 	{"ttl", "NAMESPACE KEY", "show what is left of an entry", 2, 2, prepareTTL},
-	{"del", "NAMESPACE KEY...", "delete keys, and refuse loads of them that are under way", 2, many, prepareDelete},
+	{"del", "NAMESPACE KEY...", "delete keys, and refuse loads of them that are in flight", 2, many, prepareDelete},
 	{"expire", "NAMESPACE KEY...", "make values stale without removing them", 2, many, prepareExpire},
 	{"clear", "NAMESPACE", "delete all keys of a namespace, or those that have a tag", 1, 1, prepareClear},
 	{"tags", "NAMESPACE", "show the tags of a namespace, and how many keys each has", 1, 1, prepareTags},
-	{"locks", "[NAMESPACE]", "show the loads under way in a namespace, or the locks of package lock", 0, 1, prepareLocks},
+	{"locks", "[NAMESPACE]", "show the loads in flight in a namespace, or the locks of package lock", 0, 1, prepareLocks},
 }
 
 const many = 1 << 20
@@ -94,16 +99,19 @@ func (x *execution) run(ctx context.Context, args []string) int {
 }
 
 func (x *execution) execute(ctx context.Context, args []string) error {
-	if len(args) == 0 {
-		x.usage(x.stderr)
-		return errUsage
-	}
-	name, args := args[0], args[1:]
-	switch name {
-	case "help", "-h", "-help", "--help":
+	x.timeout = 3 * time.Second
+	before := x.flags("singlefill")
+	before.Usage = func() {}
+	err := before.Parse(args)
+	name, args := before.Arg(0), before.Args()[min(1, before.NArg()):]
+	switch {
+	case errors.Is(err, flag.ErrHelp), name == "help":
 		x.usage(x.stdout)
 		return nil
-	case "version": // asks no server
+	case err != nil, name == "":
+		x.usage(x.stderr)
+		return errUsage
+	case name == "version": // asks no server
 		if len(args) > 0 {
 			return x.wrong("usage: singlefill version")
 		}
@@ -119,17 +127,13 @@ func (x *execution) execute(ctx context.Context, args []string) error {
 		return errUsage
 	}
 	c := commands[i]
-	flags := flag.NewFlagSet(c.name, flag.ContinueOnError)
-	flags.SetOutput(x.stderr)
+	flags := x.flags(c.name)
 	flags.Usage = func() {
 		fmt.Fprintf(flags.Output(), "usage: singlefill %s [flags] %s\n\n%s.\n\n", c.name, c.args, strings.ToUpper(c.help[:1])+c.help[1:])
 		flags.PrintDefaults()
 	}
-	url := flags.String("redis", "", "`URL` of the server (default $REDIS_URL, or "+defaultURL+")")
-	flags.BoolVar(&x.json, "json", false, "print JSON")
-	flags.DurationVar(&x.timeout, "timeout", 3*time.Second, "bound on each Redis command")
 	do := c.prepare(x, flags)
-	args, err := parse(flags, args)
+	args, err = parse(flags, args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return err
@@ -140,11 +144,32 @@ func (x *execution) execute(ctx context.Context, args []string) error {
 	case x.timeout < time.Millisecond:
 		return x.wrong("singlefill: -timeout is %v: at least 1ms is allowed", x.timeout)
 	}
-	if x.rdb, err = connect(ctx, *url, x.getenv("REDIS_URL"), x.timeout); err != nil {
+	if len(args) > 0 { // the first is a namespace, of which the library says whether a cache can have it
+		c, err := singlefill.NewLocal[any](args[0], time.Hour, nil)
+		if err != nil {
+			return x.wrong("%v", err)
+		}
+		_ = c.Close()
+	}
+	if x.rdb, err = connect(ctx, x.url, x.getenv("REDIS_URL"), x.timeout); err != nil {
 		return err
 	}
 	defer x.rdb.Close()
 	return do(ctx, args)
+}
+
+// flags returns the flags that all commands have. They stand before the name of the command or behind it: what is set
+// before is the default behind.
+func (x *execution) flags(name string) *flag.FlagSet {
+	flags := flag.NewFlagSet(name, flag.ContinueOnError)
+	flags.SetOutput(x.stderr)
+	flags.Func("redis", "`URL` of the server (default $REDIS_URL, or "+defaultURL+")", func(url string) error {
+		x.url = url
+		return nil
+	})
+	flags.BoolVar(&x.json, "json", x.json, "print JSON")
+	flags.DurationVar(&x.timeout, "timeout", x.timeout, "bound on each Redis command")
+	return flags
 }
 
 // wrong explains what is wrong with the command line.
@@ -172,13 +197,14 @@ func parse(flags *flag.FlagSet, args []string) (rest []string, err error) {
 }
 
 func (x *execution) usage(w io.Writer) {
-	fmt.Fprintln(w, "usage: singlefill COMMAND [flags] ...")
+	fmt.Fprintln(w, "usage: singlefill [-redis URL] [-timeout d] [-json] COMMAND [flags] ...")
 	fmt.Fprintln(w)
 	for _, c := range commands {
 		fmt.Fprintf(w, "  %-26s %s\n", c.name+" "+c.args, c.help)
 	}
 	fmt.Fprintf(w, "  %-26s %s\n", "version", "print the version of this command")
-	fmt.Fprintln(w, "\nThe server is $REDIS_URL, or "+defaultURL+". singlefill COMMAND -h lists the flags of a command.")
+	fmt.Fprintln(w, "\nThe server is -redis, $REDIS_URL, or "+defaultURL+". singlefill COMMAND -h lists the flags of a command,")
+	fmt.Fprintln(w, "which stand behind its name.")
 }
 
 func (x *execution) printJSON(v any) error {

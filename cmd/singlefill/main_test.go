@@ -33,6 +33,8 @@ type terminal struct {
 	testing.TB
 	url   string
 	stdin string // nothing: stdin is no terminal
+
+	progress bool // stderr is a terminal
 }
 
 // each runs a test on a server and on a Cluster. rdb may do everything.
@@ -55,7 +57,7 @@ func each(t *testing.T, run func(t *testing.T, c terminal, rdb redis.UniversalCl
 func (c terminal) run(args ...string) (stdout, stderr string, status int) {
 	var out, errs bytes.Buffer
 	x := &execution{
-		stdin: strings.NewReader(c.stdin), stdout: &out, stderr: &errs, ask: c.stdin != "",
+		stdin: strings.NewReader(c.stdin), stdout: &out, stderr: &errs, ask: c.stdin != "", progress: c.progress,
 		getenv: func(name string) string { return map[string]string{"REDIS_URL": c.url}[name] },
 	}
 	status = x.run(c.Context(), args)
@@ -431,10 +433,12 @@ func TestLocks(t *testing.T) {
 		check(t, err)
 		semaphore, err := lock.NewSemaphore(rdb, ns+" semaphore", 3, &lock.Options{Holder: "web-1"})
 		check(t, err)
+		var fences []int64
 		for _, l := range []*lock.Locker{mutex, fair, semaphore, semaphore} {
 			lease, err := l.Acquire(ctx)
 			check(t, err)
 			defer lease.Release(ctx)
+			fences = append(fences, lease.Fence())
 		}
 		gone := make(chan struct{})
 		defer func() { cancel(); <-gone }()
@@ -442,9 +446,12 @@ func TestLocks(t *testing.T) {
 		type seen struct {
 			Name, Kind string
 			Size       int
-			Holders    []struct{ Token, Name string }
-			Waiting    int
-			Fence      int64
+			Holders    []struct {
+				Token, Name string
+				Fence       int64
+			}
+			Waiting int
+			Fence   int64
 		}
 		locks := func() map[string]seen {
 			var all []seen
@@ -460,20 +467,28 @@ func TestLocks(t *testing.T) {
 		redistest.Await(t, "a waiter of the fair mutex", func() bool { return locks()["fair"].Waiting == 1 })
 		all := locks()
 		for name, want := range map[string]struct {
-			kind          string
-			holders, size int
-		}{"mutex": {"mutex", 1, 0}, "fair": {"fair mutex", 1, 0}, "semaphore": {"semaphore", 2, 3}} {
-			if l := all[name]; l.Kind != want.kind || len(l.Holders) != want.holders || l.Size != want.size || l.Fence == 0 {
+			kind   string
+			fences []int64 // of the holders
+			size   int
+		}{"mutex": {"mutex", fences[:1], 0}, "fair": {"fair mutex", fences[1:2], 0}, "semaphore": {"semaphore", fences[2:], 3}} {
+			if l := all[name]; l.Kind != want.kind || len(l.Holders) != len(want.fences) || l.Size != want.size || l.Fence != slices.Max(want.fences) {
 				t.Errorf("%s: %+v", name, l)
 			}
 			for _, h := range all[name].Holders {
+				if !slices.Contains(want.fences, h.Fence) {
+					t.Errorf("%s has the fence %d, want one of %d", name, h.Fence, want.fences)
+				}
+				want.fences = slices.DeleteFunc(slices.Clone(want.fences), func(f int64) bool { return f == h.Fence })
 				if len(h.Token) != 26 || (h.Name == "web-1") != (name == "semaphore") || !strings.Contains(h.Name, "-1") && !strings.HasSuffix(h.Name, fmt.Sprint(":", os.Getpid())) {
 					t.Errorf("%s is held by %+v", name, h)
 				}
 			}
 		}
-		if text := c.ok("locks"); !strings.Contains(text, "semaphore of 3") || !strings.Contains(text, "web-1") {
-			t.Errorf("as text:\n%s", text)
+		text := c.ok("locks")
+		for _, want := range []string{"semaphore of 3", "web-1", fmt.Sprint(fences[2]), fmt.Sprint(fences[3])} {
+			if !strings.Contains(text, want) {
+				t.Errorf("no %s in\n%s", want, text)
+			}
 		}
 	})
 }
@@ -512,13 +527,20 @@ func TestUsage(t *testing.T) {
 	t.Parallel()
 	c := terminal{TB: t, url: "redis://127.0.0.1:1"}
 	for message, args := range map[string][]string{
-		"usage: singlefill COMMAND":                   nil,
+		"usage: singlefill [-redis URL]":              nil,
+		"not defined: -limit":                         {"-limit=1", "ls"},
 		`there is no command "nix"`:                   {"nix"},
 		"usage: singlefill ls [flags] [NAMESPACE]":    {"ls", "a", "b"},
 		"usage: singlefill get [flags] NAMESPACE KEY": {"get", "ns"},
 		"-x":                        {"ls", "-x", "ns"},
 		"usage: singlefill version": {"version", "v1"},
-		"-timeout is 0s: at least 1ms is allowed": {"ls", "-timeout=0", "ns"},
+		"-timeout is 0s: at least 1ms is allowed":     {"ls", "-timeout=0", "ns"},
+		"-timeout is 1ns: at least 1ms is allowed":    {"-timeout=1ns", "ls", "ns"},
+		"braces and control characters are not allow": {"ls", "users:{42}"},
+		`namespace is "a\nb"`:                         {"tags", "a\nb"},
+		"valid UTF-8 is needed":                       {"get", "\xff", "k"},
+		"namespace is empty":                          {"locks", ""},
+		`namespace is "{ns}"`:                         {"del", "{ns}", "k"},
 	} {
 		c.fails(2, message, args...)
 	}
@@ -539,8 +561,17 @@ func TestUsage(t *testing.T) {
 	} {
 		c.fails(2, message, args...)
 	}
-	c.fails(1, "namespace", "del", "{ns}", "k")
 	c.ok("del", "ns", "--", "-k")
+	ns := redistest.Namespace(t)
+	check(t, cachetest.NewCacheIn[string](t, s.Client(t), ns, nil).Set(t.Context(), "k", "v"))
+	c.url = "redis://127.0.0.1:1"
+	for _, args := range [][]string{
+		{"-redis", s.Addr, "-json", "ttl", ns, "k"}, {"ttl", "-redis", s.Addr, ns, "k", "-json"}, {"-redis=nix", "-json", "ttl", "-redis", s.Addr, ns, "k"},
+	} {
+		if got := c.ok(args...); !strings.Contains(got, `"state": "fresh"`) {
+			t.Errorf("%q: %s", args, got)
+		}
+	}
 }
 
 // An address that leads nowhere is named without its password.
@@ -567,6 +598,59 @@ func TestConnect_Errors(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A server that takes connections and does not answer is named.
+func TestConnect_Frozen(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	s.Freeze()
+	defer s.Thaw()
+	for source, args := range map[string][]string{"REDIS_URL": nil, "-redis": {"-redis", "redis://u:secret@" + s.Addr}} {
+		for _, query := range []string{"", "?addr=" + s.Addr, "?master_name=m"} {
+			c := terminal{TB: t, url: "redis://u:secret@" + s.Addr + query}
+			stdout, stderr, status := c.run(append([]string{"ls", "ns", "-timeout=100ms"}, args...)...)
+			if status != 1 || stdout != "" || !strings.HasPrefix(stderr, "singlefill: "+source+": ") || !strings.Contains(stderr, s.Addr+" does not answer: ") {
+				t.Errorf("%q %q: status %d, %q, %q", query, args, status, stdout, stderr)
+			}
+		}
+	}
+}
+
+// The node of a Cluster that does not answer is named, also if it is not the one of the URL.
+func TestScan_FrozenNode(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.StartCluster(t).Nodes
+	nodes[1].Freeze()
+	defer nodes[1].Thaw()
+	c := terminal{TB: t, url: nodes[0].Addr}
+	c.fails(1, nodes[1].Addr+" does not answer: ", "ls", "-timeout=100ms", "ns")
+}
+
+// Long work shows on a terminal how far it is, and removes the line in the end.
+func TestProgress(t *testing.T) {
+	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		cache := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Tags: func(string, string) []string { return []string{"eu"} }})
+		check(t, cache.DeleteTag(t.Context(), "eu"), cache.Set(t.Context(), "k", "v")) // from now on all tags are known
+		c.progress = true
+		for _, test := range []struct {
+			want string
+			args []string
+		}{
+			{"keys looked at", []string{"ls"}},
+			{"keys looked at", []string{"ls", ns}},
+			{"keys looked at", []string{"locks", ns}},
+			{"1 tags found", []string{"tags", ns}},
+			{"1 values deleted", []string{"clear", "-yes", "-tag=eu", ns}},
+			{"pass 1 of 2", []string{"clear", "-yes", ns}},
+		} {
+			stdout, stderr, status := c.run(test.args...)
+			if status != 0 || !strings.Contains(stderr, test.want) || !strings.HasSuffix(stderr, "\r\x1b[K") || strings.Contains(stdout, "\r") {
+				t.Errorf("%q: status %d, %q, %q; want %q", test.args, status, stdout, stderr, test.want)
+			}
+		}
+	})
 }
 
 // The URL's timeouts take the place of -timeout, also for a Cluster of which it names a node.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -64,9 +65,10 @@ func (x *execution) scan(ctx context.Context, pattern string, each func(keys []s
 	return nil
 }
 
-// showProgress replaces the line on a terminal.
+// showProgress replaces the line on a terminal, at most ten times a second.
 func (x *execution) showProgress(format string, args ...any) {
-	if x.progress {
+	if x.progress && time.Since(x.shown) >= time.Second/10 {
+		x.shown = time.Now()
 		fmt.Fprintf(x.stderr, "\r\x1b[K"+format, args...)
 	}
 }

@@ -25,7 +25,12 @@ func (x *execution) index(namespace string) *tags.Index {
 // tags prints the tags of a namespace.
 func (x *execution) tags(ctx context.Context, namespace string) error {
 	keys := make(map[string]int64)
-	if err := x.index(namespace).Each(ctx, func(tag string, n int64) { keys[tag] = n }); err != nil {
+	err := x.index(namespace).Each(ctx, func(tag string, n int64) {
+		keys[tag] = n
+		x.showProgress("%d tags found", len(keys))
+	})
+	x.clearProgress()
+	if err != nil {
 		return err
 	}
 	type row struct {
@@ -62,6 +67,7 @@ func (x *execution) clearTags(ctx context.Context, namespace string, names []str
 		return err
 	}
 	defer c.Close()
+	defer x.clearProgress()
 	index, keys := x.index(namespace), 0
 	for intact := false; !intact; {
 		marked, err := index.Mark(ctx, names)
@@ -71,8 +77,10 @@ func (x *execution) clearTags(ctx context.Context, namespace string, names []str
 		}
 		if err == nil {
 			intact, err = index.KeysOf(ctx, marked, func(found []string) error {
+				err := c.Delete(ctx, found...)
 				keys += len(found)
-				return c.Delete(ctx, found...)
+				x.showProgress("%d values deleted", keys)
+				return err
 			})
 		}
 		if err != nil {
