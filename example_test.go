@@ -283,6 +283,43 @@ func ExampleCache_GetOrLoadMany() {
 	// map[coffee:9 milk:2 tea:7] <nil>
 }
 
+// A ManyLoader that asks another cache returns errors for its own keys: the other cache has errors for organisations.
+func ExampleManyError() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	orgs, users := newCache[string](rdb, "orgs", time.Hour, nil), newCache[string](rdb, "users", time.Hour, nil)
+	defer orgs.Close()
+	defer users.Close()
+
+	loadOrgs := func(_ context.Context, ids []string) (map[string]string, error) {
+		failed := &singlefill.ManyError{Errs: map[string]error{"2": errors.New("organisation 2: access denied")}}
+		return map[string]string{"1": "Acme", "3": "Initech"}, failed
+	}
+	orgOf := map[string]string{"ann": "1", "bob": "2", "eve": "3"}
+	loadUsers := func(ctx context.Context, ids []string) (map[string]string, error) {
+		names, err := orgs.GetOrLoadMany(ctx, []string{"1", "2", "3"}, loadOrgs)
+		failed := new(singlefill.ManyError) // by organisation
+		if err != nil && !errors.As(err, &failed) {
+			return nil, err
+		}
+		found, failures := make(map[string]string), make(map[string]error)
+		for _, id := range ids {
+			if name, ok := names[orgOf[id]]; ok {
+				found[id] = id + " of " + name
+			} else if err := failed.Errs[orgOf[id]]; err != nil {
+				failures[id] = err
+			}
+		}
+		return found, &singlefill.ManyError{Errs: failures} // none, if there are no failures
+	}
+	found, err := users.GetOrLoadMany(context.Background(), []string{"ann", "bob", "eve"}, loadUsers)
+	fmt.Println(found)
+	fmt.Println(err)
+	// Output:
+	// map[ann:ann of Acme eve:eve of Initech]
+	// singlefill: 1 key has an error: organisation 2: access denied
+}
+
 // Get reads the cache only. ErrMiss says nothing about the source; ErrNotFound does.
 func ExampleCache_Get() {
 	names, stop := embeddedCache[string]("names", time.Hour, nil)

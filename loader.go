@@ -67,15 +67,18 @@ type loadMany[T any] func(ctx context.Context, keys []string) (map[string]T, err
 
 func (l loadMany[T]) Load(ctx context.Context, keys []string) (fill.Outcomes, error) {
 	values, err := l(ctx, slices.Clone(keys)) // it may change them
+	left := ErrNotFound
+	if stray, ok := strayKey(values, keys); ok {
+		left = fmt.Errorf("singlefill: the ManyLoader was not asked for the key %.100q that it returned", stray)
+	}
 	var failed map[string]error
 	if some, ok := err.(*ManyError); ok { // not errors.As: what has been wrapped may be about the whole call
 		if err = nil; some != nil {
 			failed = some.Errs
 		}
-	}
-	left := ErrNotFound
-	if stray, ok := strayKey(values, keys); ok {
-		left = fmt.Errorf("singlefill: the ManyLoader was not asked for the key %.100q that it returned", stray)
+		if _, stray := strayKey(failed, keys); stray || values == nil && len(failed) > 0 {
+			left = some // it is about the keys of another cache, or the Loader has not come to its own
+		}
 	}
 	return func(key string) (any, error) {
 		if err := failed[key]; err != nil {
@@ -88,13 +91,13 @@ func (l loadMany[T]) Load(ctx context.Context, keys []string) (fill.Outcomes, er
 	}, err
 }
 
-// strayKey returns the first key, in alphabetical order, that is in values and not in keys.
-func strayKey[T any](values map[string]T, keys []string) (stray string, ok bool) {
+// strayKey returns the first key, in alphabetical order, that is in m and not in keys.
+func strayKey[V any](m map[string]V, keys []string) (stray string, ok bool) {
 	asked := make(map[string]bool, len(keys))
 	for _, key := range keys {
 		asked[key] = true
 	}
-	for key := range values {
+	for key := range m {
 		if !asked[key] && (!ok || key < stray) {
 			stray, ok = key, true
 		}
@@ -192,8 +195,8 @@ func (u user) RemoteError(key, record string) error {
 	return u.errors.remoteError(u.namespace, key, record)
 }
 
-// isNotFound reports whether the source has no such value.
-func isNotFound(err error) bool { return says(err, ErrNotFound) }
+// isNotFound reports whether the source has no such value. ErrNotFound in a ManyError is of another key.
+func isNotFound(err error) bool { return says(err, ErrNotFound) && !isA[*ManyError](err) }
 
 // says reports whether an error of a Loader is or wraps what. A panic says nothing about the source,
 // whatever its argument. A panic of a ManyLoader arrives as an error.
@@ -202,8 +205,11 @@ func says(err, what error) (is bool) {
 	return !isPanic(err) && errors.Is(err, what)
 }
 
-func isPanic(err error) (is bool) {
+func isPanic(err error) bool { return isA[*PanicError](err) }
+
+// isA reports whether an error of a Loader is or wraps an E.
+func isA[E error](err error) (is bool) {
 	defer func() { _ = recover() }() // of a method of err
-	_, is = errors.AsType[*PanicError](err)
+	_, is = errors.AsType[E](err)
 	return is
 }

@@ -12,11 +12,15 @@ import (
 // out fail. No two values may share memory.
 //
 // A [*ManyError] is the outcome of the keys in its Errs, whatever the map has for them: the other
-// keys have the values in the map, or do not exist, and are stored. So a ManyLoader may return what
-// GetOrLoadMany of another cache has returned. [ErrNotFound] there means that the key does not
-// exist, and nil that it has not failed. Keys that were not asked for are ignored. A *ManyError
-// without errors is none. Any other error is the outcome of each of the keys, also an error that
-// wraps a *ManyError.
+// keys have the values in the map, or do not exist, and are stored. [ErrNotFound] there means that
+// the key does not exist, and nil that it has not failed. A *ManyError without errors is none. So a
+// ManyLoader may return what GetOrLoadMany of another cache has returned for the same keys.
+//
+// If the *ManyError has a key that was not asked for, or the map is nil, it may be the error of
+// another cache: the keys that neither it nor the map has fail with the *ManyError itself. With a map
+// that is not nil, and keys that by chance were all asked for, it is taken for an error of this cache.
+// So wrap the errors of a cache with other keys. Any other error is the outcome of each of the keys,
+// also an error that wraps a *ManyError.
 type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, error)
 
 // GetOrLoadMany returns the values under keys: from Redis those that are there, the others from

@@ -242,7 +242,7 @@ func TestGetOrLoadMany_SomeKeysFail(t *testing.T) {
 				time.Sleep(time.Second)
 				return map[string]string{"good": valueOf("good"), "both": "v", "nil": valueOf("nil")},
 					&singlefill.ManyError{Errs: map[string]error{
-						"bad": failure, "both": failure, "gone": fmt.Errorf("row: %w", singlefill.ErrNotFound), "nil": nil, "other": failure,
+						"bad": failure, "both": failure, "gone": fmt.Errorf("row: %w", singlefill.ErrNotFound), "nil": nil,
 					}}
 			})
 		synctest.Wait()
@@ -258,7 +258,7 @@ func TestGetOrLoadMany_SomeKeysFail(t *testing.T) {
 		}
 		for key, want := range map[string]error{
 			"good": nil, "nil": nil, "gone": singlefill.ErrNotFound, "none": singlefill.ErrNotFound,
-			"bad": singlefill.ErrMiss, "both": singlefill.ErrMiss, "other": singlefill.ErrMiss,
+			"bad": singlefill.ErrMiss, "both": singlefill.ErrMiss,
 		} {
 			value := ""
 			if want == nil {
@@ -313,6 +313,89 @@ func TestGetOrLoadMany_ReturnsManyError(t *testing.T) {
 	})
 	wantFound(t, "wrapped", got)
 	wantManyErrors(t, "wrapped", err, wrapped, "d", "e")
+}
+
+// A loader that passes on a ManyError of another cache has failed: what neither that names nor the map has fails with
+// it, and is not remembered as not found. What is known of a key holds: its error, or its value.
+//
+//fault:other-cache
+func TestGetOrLoadMany_ErrorOfAnotherCache(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	orgs := cachetest.NewCache(t, rdb, &cachetest.Raw)
+	downMany := func(context.Context, []string) (map[string]string, error) { return nil, cachetest.ErrSource }
+	notFound := fmt.Errorf("org: %w", singlefill.ErrNotFound)
+	many := func(err error, keys ...string) *singlefill.ManyError {
+		errs := make(map[string]error)
+		for _, key := range keys {
+			errs[key] = err
+		}
+		return &singlefill.ManyError{Errs: errs}
+	}
+	passesOn := func(ids ...string) singlefill.ManyLoader[string] {
+		return func(ctx context.Context, _ []string) (map[string]string, error) {
+			if _, err := orgs.GetOrLoadMany(ctx, ids, downMany); err != nil {
+				return nil, err
+			}
+			return nil, errors.New("the other cache has not failed")
+		}
+	}
+	gives := func(err error, keys ...string) singlefill.ManyLoader[string] {
+		return func(context.Context, []string) (map[string]string, error) { return valuesOf(keys), err }
+	}
+	all := []string{"1", "2", "3"}
+	for what, row := range map[string]struct {
+		load   singlefill.ManyLoader[string]
+		found  []string
+		fails  []string
+		absent []string
+		want   error // of all that fail
+	}{
+		"other keys":               {load: passesOn("a", "b"), fails: all, want: cachetest.ErrSource},
+		"some keys are equal":      {load: passesOn("1", "b"), fails: all, want: cachetest.ErrSource},
+		"all its keys are equal":   {load: passesOn("1", "2"), fails: all, want: cachetest.ErrSource},
+		"with values":              {load: gives(many(notFound, "b"), "1", "2"), found: all[:2], fails: all[2:], want: notFound},
+		"names a key, and a value": {load: gives(many(cachetest.ErrSource, "1", "b"), "1", "2"), found: all[1:2], fails: []string{"1", "3"}, want: cachetest.ErrSource},
+		"a key that has not failed": {load: gives(&singlefill.ManyError{Errs: map[string]error{"1": nil, "b": cachetest.ErrSource}}, "1"),
+			found: all[:1], fails: all[1:], want: cachetest.ErrSource},
+		"wrapped, with ErrNotFound": {load: gives(fmt.Errorf("orgs: %w", many(notFound, "1"))), fails: all, want: notFound},
+		"joined, with ErrNotFound":  {load: gives(errors.Join(many(notFound, "b"), many(cachetest.ErrSource, "c"))), fails: all, want: notFound},
+		"the error of a key":        {load: gives(many(many(notFound, "b"), "3"), "1"), found: all[:1], absent: all[1:2], fails: all[2:], want: notFound},
+		"ErrNotFound of the keys":   {load: gives(many(notFound, "1", "2"), "3"), found: all[2:], absent: all[:2]},
+	} {
+		t.Run(what, func(t *testing.T) {
+			users := cachetest.NewCache(t, rdb, &cachetest.Raw)
+			got, err := users.GetOrLoadMany(t.Context(), all, row.load)
+			wantFound(t, what, got, row.found...)
+			if len(row.fails) > 0 {
+				wantManyErrors(t, what, err, row.want, row.fails...)
+			} else if err != nil {
+				t.Error(err)
+			}
+			for _, key := range row.fails {
+				cachetest.WantGet(t, users, key, "", singlefill.ErrMiss)
+			}
+			for _, key := range row.absent {
+				cachetest.WantGet(t, users, key, "", singlefill.ErrNotFound)
+			}
+			if s := users.Stats(); int(s.LoadErrors) != len(row.fails) || int(s.LoadsNotFound) != len(row.absent) {
+				t.Errorf("%d errors, %d not found; want %d, %d", s.LoadErrors, s.LoadsNotFound, len(row.fails), len(row.absent))
+			}
+			redistest.Must(t, users.Set(t.Context(), "3", "old"))
+			err = users.RefreshMany(t.Context(), all, row.load)
+			if len(row.fails) > 0 {
+				wantManyErrors(t, "RefreshMany", err, row.want, row.fails...)
+				cachetest.WantGet(t, users, "3", "old", nil)
+			} else if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	users, failure := cachetest.NewCache(t, rdb, &cachetest.Raw), many(notFound, "b")
+	if _, err := users.GetOrLoad(t.Context(), "1", cachetest.Fails[string](failure)); err != failure {
+		t.Errorf("a Loader returned a ManyError: got %v", err)
+	}
+	cachetest.WantGet(t, users, "1", "", singlefill.ErrMiss)
 }
 
 // A loader that returns a key that it was not asked for has made a mistake, such as another spelling: the

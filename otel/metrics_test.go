@@ -98,7 +98,8 @@ func TestMetrics_StatsAndTrace(t *testing.T) {
 	}
 	c.useAll(t)
 	tr := c.traces[0]
-	for _, err := range []error{singlefill.ErrNotFound, errors.New("no"), new(singlefill.PanicError)} {
+	failure := &singlefill.ManyError{Errs: map[string]error{"other": singlefill.ErrNotFound}}
+	for _, err := range []error{singlefill.ErrNotFound, failure, new(singlefill.PanicError)} {
 		tr.LoadDone(tr.LoadStart(t.Context(), "k"), singlefill.LoadInfo{Keys: 1, Err: err, Refresh: true})
 	}
 	ctx := tr.LoadStart(t.Context(), "a")

@@ -93,7 +93,8 @@ func TestCollector_StatsAndTrace(t *testing.T) {
 		BadValues: 21, Audits: 47, AuditsStale: 24, TagCalls: 26, TagKeys: 27, TagClears: 28, TagRebuilds: 29, NearDrops: 22, NearAge: 1500 * time.Millisecond,
 	}}
 	r, _ := register(t, c)
-	for _, err := range []error{nil, singlefill.ErrNotFound, errors.New("no"), new(singlefill.PanicError)} {
+	failure := &singlefill.ManyError{Errs: map[string]error{"other": singlefill.ErrNotFound}}
+	for _, err := range []error{nil, singlefill.ErrNotFound, failure, new(singlefill.PanicError)} {
 		c.trace.LoadDone(c.trace.LoadStart(t.Context(), "k"), singlefill.LoadInfo{Keys: 1, Err: err, Refresh: true})
 	}
 	ctx := c.trace.LoadStart(t.Context(), "a")

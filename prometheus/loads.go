@@ -102,7 +102,7 @@ func resultOf(err error) (result string) {
 	if _, ok := errors.AsType[*singlefill.PanicError](err); ok {
 		return panicked
 	}
-	if errors.Is(err, singlefill.ErrNotFound) {
+	if _, ofOthers := errors.AsType[*singlefill.ManyError](err); !ofOthers && errors.Is(err, singlefill.ErrNotFound) {
 		return notFound
 	}
 	return failed

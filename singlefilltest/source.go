@@ -75,12 +75,18 @@ func (s *Source[T]) LoadMany(ctx context.Context, keys []string) (map[string]T, 
 			switch {
 			case err == nil:
 				found[key] = v
-			case !errors.Is(err, singlefill.ErrNotFound):
+			case !errors.Is(err, singlefill.ErrNotFound) || ofOtherKeys(err):
 				return nil, err
 			}
 		}
 		return found, nil
 	})
+}
+
+// ofOtherKeys reports whether the errors in err are of other keys: see [singlefill.ManyError].
+func ofOtherKeys(err error) bool {
+	_, is := errors.AsType[*singlefill.ManyError](err)
+	return is
 }
 
 // run makes one call of s, which ends as load does.

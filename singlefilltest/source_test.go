@@ -55,7 +55,8 @@ func TestSource_Counts(t *testing.T) {
 func TestSource_Fail(t *testing.T) {
 	t.Parallel()
 	source := singlefilltest.NewSource(t, upper)
-	for _, err := range []error{errDown, singlefill.ErrNotFound, nil} {
+	ofOther := &singlefill.ManyError{Errs: map[string]error{"other": singlefill.ErrNotFound}}
+	for _, err := range []error{errDown, ofOther, singlefill.ErrNotFound, nil} {
 		source.Fail(err)
 		if _, got := source.Load(t.Context(), "a"); got != err {
 			t.Errorf("Load: %v, want %v", got, err)

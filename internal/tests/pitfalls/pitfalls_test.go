@@ -5,6 +5,7 @@ package pitfalls_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"strings"
 	"sync"
@@ -52,6 +53,49 @@ func TestLoader_RequestsContext(t *testing.T) {
 				t.Errorf("%d loads, want one that both callers share", s.Loads)
 			}
 		})
+	}
+}
+
+// A Loader that passes on ErrNotFound of another cache says that the key of this cache does not exist. A ManyLoader that
+// passes on a ManyError of another cache, whose keys by chance equal keys of this cache, says that these keys have
+// failed, and that the keys that its map lacks do not exist.
+func TestLoader_AsksAnotherCache(t *testing.T) {
+	t.Parallel()
+	rdb := client(t)
+	orgs := cachetest.NewCacheIn[string](t, rdb, redistest.Namespace(t), nil)
+	for _, wrong := range []bool{true, false} {
+		users := cachetest.NewCacheIn[string](t, rdb, redistest.Namespace(t), nil)
+		_, err := users.GetOrLoad(t.Context(), "ann", func(ctx context.Context, _ string) (string, error) {
+			org, err := orgs.GetOrLoad(ctx, "acme", cachetest.Fails[string](singlefill.ErrNotFound))
+			if errors.Is(err, singlefill.ErrNotFound) && !wrong {
+				return "", errors.New("user ann has an organisation that does not exist")
+			}
+			return org, err
+		})
+		remembered := singlefill.ErrMiss
+		if wrong {
+			remembered = singlefill.ErrNotFound
+		}
+		if err == nil || errors.Is(err, singlefill.ErrNotFound) != wrong {
+			t.Errorf("passed on %t: GetOrLoad returned %v", wrong, err)
+		}
+		cachetest.WantGet(t, users, "ann", "", remembered)
+
+		found, err := users.GetOrLoadMany(t.Context(), []string{"1", "2"}, func(ctx context.Context, ids []string) (map[string]string, error) {
+			found := make(map[string]string)
+			_, err := orgs.GetOrLoadMany(ctx, []string{"1"}, func(context.Context, []string) (map[string]string, error) {
+				return nil, cachetest.ErrSource
+			})
+			if err != nil && !wrong {
+				return nil, fmt.Errorf("organisations of users: %w", err)
+			}
+			return found, err
+		})
+		many, ok := errors.AsType[*singlefill.ManyError](err)
+		if !ok || len(found) != 0 || len(many.Errs) == 2 == wrong || !errors.Is(err, cachetest.ErrSource) {
+			t.Errorf("passed on %t: GetOrLoadMany returned %v, %v", wrong, found, err)
+		}
+		cachetest.WantGet(t, users, "2", "", remembered)
 	}
 }
 
