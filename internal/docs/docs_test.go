@@ -195,7 +195,12 @@ func compilable(snippet string) string {
 		functions, body = strings.ReplaceAll(snippet, "*After", "*after"), ""
 	}
 	body = functions + `
-type User struct{ Name string }
+type Org struct{ Name string }
+
+type User struct {
+	Name, OrgID string
+	Org         Org
+}
 
 type Order struct{ Item string }
 
@@ -225,6 +230,14 @@ type after struct {
 var members *singlefill.Cache[User]
 
 var users, orders = members, members
+
+var orgs *singlefill.Cache[Org]
+
+func (DB) Org(ctx context.Context, id string) (org Org, err error) { return org, err }
+
+func (DB) Orgs(ctx context.Context, ids []string) (orgs map[string]Org, err error) { return orgs, err }
+
+func orgsOf(users map[string]User) (ids []string) { return ids }
 
 type Token struct{ Secret string }
 
@@ -258,7 +271,7 @@ func use(...any) {}
 `
 	var imports strings.Builder
 	for _, pkg := range []string{
-		"context", "crypto/sha256", "database/sql", "encoding/hex", "errors", "log/slog", "net/http", "os", "sync", "time", "github.com/prometheus/client_golang/prometheus",
+		"context", "crypto/sha256", "database/sql", "encoding/hex", "errors", "fmt", "log/slog", "net/http", "os", "sync", "time", "github.com/prometheus/client_golang/prometheus",
 		"github.com/prometheus/client_golang/prometheus/promhttp", "github.com/redis/go-redis/v9", "github.com/singlefill/singlefill",
 		"github.com/singlefill/singlefill/lock",
 	} {
