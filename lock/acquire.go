@@ -27,10 +27,12 @@ type attempt struct {
 	answered   bool // the last command
 	silent     bool // Redis did not answer the line when the attempt left it
 
-	place  int64 // in the waitQueue; protected by its mutex, as all fields below
-	failed error // why it has to end before its context does
-	busy   int   // number of busy answers to it as the first waiter
-	asked  asked // the last command
+	place  int64      // in the waitQueue; protected by its mutex, as all fields below
+	others []*attempt // whose tokens are in its command
+	taken  taken      // by commands of other attempts
+	failed error      // why it has to end before its context does
+	busy   int        // number of busy answers to it as the first waiter
+	asked  asked      // the last command
 	next   nextAsk
 	quiet  quiet // only the attempt itself changes it
 }
@@ -75,6 +77,9 @@ func (a *attempt) wait(ctx context.Context) (got grant, err error) {
 			return grant{r.number, r.sent}, nil
 		case err == nil && r.state == busy:
 			q.noteBusy(a, r)
+			if q.isStray(r) {
+				a.cleanup.abandon(client.Detach(ctx), &owner{target: a.target, token: r.holder})
+			}
 		case err == nil:
 			return grant{}, a.refused(r)
 		case endedBy(ctx, err):

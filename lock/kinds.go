@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 )
 
@@ -41,8 +42,8 @@ func (mutex) places() int  { return 1 }
 
 // A fair mutex is a mutex behind a queue. The holder is not in the queue.
 //
-// The time until which a fair waiter counts as alive has a fraction. The fraction is the life of
-// that waiter, so that a clock that is set back does not keep a dead one in the queue. See
+// Each process with waiters has a time until which it counts as alive. That time has a fraction, which is
+// the life of the process, so that a clock that is set back does not keep a dead one in the queue. See
 // TestNewFairMutex_DeadWaiterAndClockPutBack.
 //
 // A waiter of a fair mutex has a number, not a time of arrival. Two waiters can arrive in one
@@ -54,13 +55,22 @@ func (fair) acquire(ctx context.Context, o *owner, within time.Duration, r reque
 	if r.enqueue {
 		enqueue = 1
 	}
-	args := append(make([]any, 0, 2+len(r.queued)), o.opts.WaiterTTL.Milliseconds(), enqueue)
-	for _, token := range r.queued {
+	args := append(make([]any, 0, 2+len(r.others)), o.opts.WaiterTTL.Milliseconds(), enqueue)
+	for _, token := range r.others {
 		args = append(args, token)
 	}
 	reply, err := o.runAcquire(ctx, within, fairAcquire, []string{o.keys.queue, o.keys.alive}, args...)
-	if reply.state == busy {
-		reply.lost, reply.expired = reply.expired, nil
+	places := reply.expired
+	reply.expired = nil
+	if reply.state == held && len(places) > 0 {
+		if places[0] != "" {
+			reply.expired = places[:1]
+		}
+		places = places[1:]
+	}
+	for _, place := range places {
+		n, _ := strconv.ParseInt(place, 10, 64) // otherwise the attempt finds out when it asks itself
+		reply.places = append(reply.places, n)
 	}
 	return reply, err
 }

@@ -50,10 +50,10 @@ func NewMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locker, e
 // which the waiters' first commands reached the server. [Locker.TryAcquire] does not overtake
 // waiters.
 //
-// A waiter keeps its place in the queue by asking, at least three times in [Options.WaiterTTL].
-// Dead waiters are skipped together, WaiterTTL after they were last heard of. So the order is lost when
-// Redis cannot be reached for longer than WaiterTTL: the process that reaches it first keeps its places, and
-// the others queue again.
+// The first waiter of each process keeps the places of all its waiters in the queue by asking, at least three
+// times in [Options.WaiterTTL]. The waiters of a dead process are skipped together, WaiterTTL after it was last
+// heard of. So the order is lost when Redis cannot be reached for longer than WaiterTTL: the process that reaches
+// it first keeps its places, and the others queue again.
 //
 // The price of the order is that the waiters of each process ask at least six times in WaiterTTL, and
 // that a dead waiter at the head of the queue keeps the released lock from the others until it is

@@ -25,8 +25,8 @@ type Options struct {
 	// later. At least 1 ms. Default: off.
 	MaxHold time.Duration
 
-	// WaiterTTL is how long a waiter keeps its place in the queue after it was last heard of.
-	// Waiters ask at least three times as often. More than 3 × RedisTimeout. Default: 5 s.
+	// WaiterTTL is how long the waiters of a process keep their places in the queue after the process
+	// was last heard of. It asks at least three times as often. More than 3 × RedisTimeout. Default: 5 s.
 	//
 	// Only [NewFairMutex] uses it. The other kinds have no queue in Redis and ignore it, but they
 	// too return an error for a value that is not allowed.

@@ -15,8 +15,8 @@ type request struct {
 	// waitingSince is the server's time in µs at which the process began to wait. 0: now.
 	waitingSince int64
 
-	// queued has the tokens of other waiters of the process, which keep their places in the queue.
-	queued []string
+	// others has the tokens of other waiters of the process, which take places in the queue, or keep them.
+	others []string
 }
 
 // A reply is the answer to a request.
@@ -31,7 +31,7 @@ type reply struct {
 	age       time.Duration // of the last grant
 	place     int64         // in the queue; 0: none. Without a queue, 1: it was not among the waiting; 2: that tells nothing
 	holder    string        // busy: the token of the holder, or of the waiter that it is kept for
-	lost      []string      // busy: of request.queued, the tokens that have no place any more
+	places    []int64       // in the queue, of request.others; 0: the attempt has ended
 	expired   []string      // the tokens whose leases ended without a release
 }
 

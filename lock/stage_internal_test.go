@@ -21,10 +21,11 @@ import (
 //	A takes -> held       a player tries once
 //	A waits -> busy 2     a player asks for a fair mutex, and queues if it is busy; 2 waiters are ahead
 //	A tries -> busy 2     the same without a place in the queue
+//	A brings B -> busy 1  a player takes places for itself and for B, whose life stays as it is
 //	A takes 3 -> held     of a semaphore of size 3; it is 1 if there is no number
 //	A renews, A releases, A abandons; of a semaphore with a size behind it
 //	queue -> A B          what there is: queue, alive, holder, holders, details, keys, mark A
-//	lives A -> 60         the seconds for which a waiter, or a holder of a semaphore, counts as alive
+//	lives A -> 60         the seconds for which the process of a waiter, or a holder of a semaphore, counts as alive
 //	ttl queue -> 120      the life of a key; up to 15 s less will do
 //	size -> 60            the seconds for which the size of a semaphore counts
 //	dead A, del queue     the life of a waiter or holder is over; a key is lost
@@ -96,6 +97,14 @@ func (s *stage) livesKey() string {
 	return s.keys.lock
 }
 
+// livesAs returns the name of a player in that key. Each player is the only waiter of its process.
+func (s *stage) livesAs(who string) string {
+	if s.kind == "fair" {
+		return stageToken(who)[:idLen]
+	}
+	return stageToken(who)
+}
+
 // do runs a command in a script, since one kind of client caches what it reads. There may be no reply.
 func (s *stage) do(cmd, key string, args ...any) *redis.Cmd {
 	s.t.Helper()
@@ -116,6 +125,9 @@ func (s *stage) act(act string) string {
 	}
 	if s.change(f[0], f[1]) {
 		return ""
+	}
+	if f[1] == "brings" {
+		return s.play(f[0], f[1], 0, stageToken(f[2]))
 	}
 	size, _ := strconv.Atoi(f[2])
 	return s.play(f[0], f[1], size)
@@ -148,7 +160,7 @@ func (s *stage) look(verb, what string) (outcome string, ok bool) {
 		}
 		return strings.Join(names, " "), true
 	case "lives":
-		end, _ := s.do("ZSCORE", s.livesKey(), stageToken(what)).Float64()
+		end, _ := s.do("ZSCORE", s.livesKey(), s.livesAs(what)).Float64()
 		return about(int64(end) - s.serverMicros()/1000), true
 	case "size":
 		end, _ := s.do("HGET", s.keys.details, "sizeUntil").Int64()
@@ -193,10 +205,10 @@ func (s *stage) change(verb, what string) (ok bool) {
 	key, life := s.key(what), stageLife.Milliseconds()
 	switch verb {
 	case "dead":
-		s.do("ZADD", s.livesKey(), "XX", 1, stageToken(what))
+		s.do("ZADD", s.livesKey(), "XX", 1, s.livesAs(what))
 	case "place":
 		s.do("ZADD", s.keys.queue, 0, stageToken(what))
-		s.do("ZADD", s.keys.alive, 1e15, stageToken(what))
+		s.do("ZADD", s.keys.alive, 1e15, s.livesAs(what))
 	case "future":
 		s.top = s.serverMicros() + 1_000_000_000
 		s.do("SET", key, s.top, "PX", life)
@@ -217,19 +229,19 @@ func (s *stage) change(verb, what string) (ok bool) {
 }
 
 // play has a player send a command.
-func (s *stage) play(who, verb string, size int) string {
+func (s *stage) play(who, verb string, size int, others ...string) string {
 	o := s.owner(who, size)
 	ctx, within := s.t.Context(), o.opts.RedisTimeout
 	var ok bool
 	var err error
 	switch verb {
-	case "waits", "tries", "takes":
-		r, err := o.kind.acquire(ctx, o, within, request{enqueue: verb == "waits"})
+	case "waits", "tries", "takes", "brings":
+		r, err := o.kind.acquire(ctx, o, within, request{enqueue: verb == "waits" || verb == "brings", others: others})
 		s.again = r.number
 		switch {
 		case err != nil:
 			return s.failed("acquire", err)
-		case r.state == busy && (verb == "waits" || verb == "tries"):
+		case r.state == busy && (verb == "waits" || verb == "tries" || verb == "brings"):
 			return fmt.Sprint("busy ", r.ahead)
 		case r.state == busy && (r.number <= 0 || r.number > stageLife.Milliseconds()):
 			return fmt.Sprintf("busy, to be asked again in %d ms", r.number)
@@ -354,35 +366,44 @@ var fairPlays = map[string]string{
 		A waits -> held; B tries -> busy 0; C waits -> busy 0; B tries -> busy 1; queue -> C; A releases -> yes;
 		B tries -> busy 1; B waits -> busy 1; C waits -> held; queue -> B`,
 	"a place that is left over from the holder goes": `
-		A waits -> held; B waits -> busy 0; place A; queue -> A B; A waits -> same; queue -> B; alive -> B;
+		A waits -> held; B waits -> busy 0; place A; queue -> A B; A waits -> same; queue -> B; alive -> A B;
 		A releases -> yes; B waits -> held`,
 	"dead waiters are skipped together": `
 		A waits -> held; B waits -> busy 0; C waits -> busy 1; D waits -> busy 2; E waits -> busy 3; dead B;
 		dead C; dead D; A releases -> yes; E waits -> held; keys -> lock`,
-	"each waiter has its own life": `
+	"each process has its own life": `
 		A waits -> held; B waits -> busy 0; c waits -> busy 1; lives B -> 60; lives c -> 30; B waits -> busy 0;
 		c waits -> busy 1; lives B -> 60; lives c -> 30`,
 	"a short life does not shorten those of the keys": `
 		A waits -> held; B waits -> busy 0; ttl queue -> 120; ttl alive -> 120; c waits -> busy 1;
 		c waits -> busy 1; d waits -> busy 2; ttl queue -> 120; ttl alive -> 120`,
-	"the keys live for twice the life of a waiter": `
+	"the keys live for twice the life of a process": `
 		A waits -> held; b waits -> busy 0; ttl queue -> 60; ttl alive -> 60; B waits -> busy 1;
 		ttl queue -> 120; ttl alive -> 120`,
-	"a waiter that asks prolongs its own life only": `
+	"a waiter that asks prolongs the life of its process only": `
 		A waits -> held; B waits -> busy 0; C waits -> busy 1; dead C; B waits -> busy 0; queue -> B;
 		B tries -> busy 0; lives B -> 60`,
 	"an abandoned attempt leaves the queue for good": `
 		A waits -> held; B waits -> busy 0; C waits -> busy 1; B abandons -> yes; mark B -> there; queue -> C;
-		alive -> C; B waits -> refused; B tries -> refused; queue -> C; A releases -> yes; C waits -> held;
+		alive -> B C; B waits -> refused; B tries -> refused; queue -> C; A releases -> yes; C waits -> held;
 		C releases -> yes; keys ->`,
+	"an attempt takes places for others": `
+		A waits -> held; B brings C -> busy 0; C waits -> busy 1; B brings C -> busy 0; queue -> B C;
+		B brings D -> busy 0; queue -> B C D`,
+	"an attempt that gets the lock takes places for others": `
+		A brings B -> held; queue -> B; keys -> lock queue alive; B waits -> busy 0; A releases -> yes;
+		C brings D -> busy 1; D waits -> busy 2; queue -> B C D; B waits -> held; B releases -> yes; C brings E -> held; queue -> D E`,
+	"an abandoned attempt gets no place from another one": `
+		A waits -> held; B abandons -> yes; C brings B -> busy 0; queue -> C; A releases -> yes; D abandons -> yes;
+		C brings D -> held; queue ->`,
 	"an abandoned attempt gives back its grant": `
 		A waits -> held; B waits -> busy 0; C waits -> busy 1; A releases -> yes; B waits -> held;
 		B abandons -> yes; holder ->; queue -> C; B waits -> refused; C waits -> held`,
 	"waiters without a life queue again": `
 		A waits -> held; B waits -> busy 0; C waits -> busy 1; D waits -> busy 2; del alive; C waits -> busy 0;
-		queue -> C D; B waits -> busy 2; D waits -> busy 1; queue -> C D B; alive -> B C D; ttl alive -> 120;
-		A releases -> yes; C waits -> held; C releases -> yes; D waits -> held; D releases -> yes;
-		B waits -> held; keys -> lock`,
+		queue -> C; B waits -> busy 1; D waits -> busy 2; queue -> C B D; alive -> B C D; ttl alive -> 120;
+		A releases -> yes; C waits -> held; C releases -> yes; B waits -> held; B releases -> yes;
+		D waits -> held; keys -> lock`,
 
 	"a lock that is a list is a conflict, and changes nothing": `
 		A waits -> held; B waits -> busy 0; list lock; B waits -> conflict; C waits -> conflict;
@@ -390,7 +411,7 @@ var fairPlays = map[string]string{
 	"a foreign text with a TTL is waited for": `text lock; A tries -> busy 0; A waits -> busy 0`,
 	"an abandon leaves the queue though the lock is a list": `
 		A waits -> held; B waits -> busy 0; C waits -> busy 1; list lock; B waits -> conflict; B abandons -> yes;
-		queue -> C; alive -> C`,
+		queue -> C; alive -> B C; C abandons -> yes; keys -> lock`,
 	"an abandon gives back a grant though the queue is a list": `
 		A waits -> held; list queue; A abandons -> yes; holder ->`,
 }

@@ -16,8 +16,7 @@ end
 
 local taken = 0
 local first = try('ZRANK', KEYS[3], ARGV[1]) == 0
-try('ZREM', KEYS[3], ARGV[1])
-try('ZREM', KEYS[4], ARGV[1])
+leaveQueue(try, KEYS[3], KEYS[4], ARGV[1])
 if try('GET', KEYS[1]) == ARGV[1] then
   try('DEL', KEYS[1])
   taken = 1

@@ -17,6 +17,12 @@ local function wakeHead(lock, queue)
   end)
 end
 
+-- Takes a waiter out of a queue. Without waiters in it, no process has to count as alive.
+local function leaveQueue(call, queue, alive, token)
+  call('ZREM', queue, token)
+  if call('EXISTS', queue) == 0 then call('ZREMRANGEBYRANK', alive, 0, -1) end -- which refuses a foreign key
+end
+
 -- waiting is a sorted set of the attempts at a mutex or semaphore that listen, by the server's time in
 -- µs at which their process began to wait. A release removes the attempt that it wakes. If another
 -- attempt is quicker, it comes back with its next command, and with the same time.
