@@ -31,6 +31,9 @@ type Loader[T any] func(ctx context.Context, key string) (T, error)
 // it waits for a load, never later than the deadline, and within RedisTimeout if ctx is cancelled
 // during a Redis command. The load goes on for the other callers and for the cache.
 //
+// The call that began a load gets the value that load returned, all others get it from the codec, as a
+// later hit does: docs/values.md says what may differ.
+//
 // Callers of this process that waited for a load get its error unchanged, those in other processes
 // a [*RemoteError]. A panic or runtime.Goexit in load is a [*PanicError]. A remembered
 // [ErrNotFound] comes back bare.

@@ -400,6 +400,100 @@ func TestErrRecursive_Prefetch(t *testing.T) {
 	})
 }
 
+// A lossy value has parts that MsgPack drops or changes.
+type lossy struct {
+	Name   string
+	Secret string `msgpack:"-"`
+	hidden int
+	At     time.Time
+	Tags   []string `msgpack:",omitempty"`
+}
+
+// The call that has begun a load gets what the Loader has returned. Every other call gets what the codec has kept,
+// whoever is the first to have it.
+func TestGetOrLoad_LoadersOwnValue(t *testing.T) {
+	at := time.Date(2026, 11, 28, 9, 0, 0, 0, time.FixedZone("far", 3600))
+	made := func(key string) lossy { return lossy{key, "secret", 1, at, []string{}} }
+	kept := func(key string) lossy { return lossy{Name: key, At: at.Local()} }
+	load := func(_ context.Context, key string) (lossy, error) { time.Sleep(time.Second); return made(key), nil }
+	loadMany := func(_ context.Context, keys []string) (map[string]lossy, error) {
+		time.Sleep(time.Second)
+		found := make(map[string]lossy)
+		for _, key := range keys {
+			found[key] = made(key)
+		}
+		return found, nil
+	}
+	one := func(ctx context.Context, c *singlefill.Cache[lossy]) (map[string]lossy, error) {
+		v, err := c.GetOrLoad(ctx, "a", load)
+		return map[string]lossy{"a": v}, err
+	}
+	many := func(ctx context.Context, c *singlefill.Cache[lossy]) (map[string]lossy, error) {
+		return c.GetOrLoadMany(ctx, []string{"a", "b"}, loadMany)
+	}
+	for what, open := range map[string]func(t *testing.T) *singlefill.Cache[lossy]{
+		"Redis": func(t *testing.T) *singlefill.Cache[lossy] {
+			_, rdb := redistest.StartMini(t)
+			return cachetest.NewCache[lossy](t, rdb, nil)
+		},
+		"Near": func(t *testing.T) *singlefill.Cache[lossy] {
+			_, rdb := redistest.StartMini(t)
+			return cachetest.NewCache(t, rdb, &singlefill.Options[lossy]{Near: &singlefill.Near{}})
+		},
+		"NewLocal": func(t *testing.T) *singlefill.Cache[lossy] {
+			c, err := singlefill.NewLocal[lossy]("ns", time.Hour, nil)
+			redistest.Must(t, err)
+			t.Cleanup(func() { c.Close() })
+			return c
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				c := open(t)
+				for range 10 { // the order in which callers go on differs
+					for first, begin := range map[string]func(context.Context, *singlefill.Cache[lossy]) (map[string]lossy, error){"one": one, "many": many} {
+						for _, leaves := range []bool{false, true} {
+							ctx, cancel := context.WithCancel(t.Context())
+							var all sync.WaitGroup
+							all.Go(func() {
+								v, err := begin(ctx, c)
+								if leaves {
+									return
+								}
+								for key := range v {
+									cachetest.WantValue(t, v[key], err, made(key))
+								}
+							})
+							synctest.Wait()
+							for range 3 {
+								for _, join := range []func(context.Context, *singlefill.Cache[lossy]) (map[string]lossy, error){one, many} {
+									all.Go(func() {
+										v, err := join(t.Context(), c)
+										cachetest.WantValue(t, v["a"], err, kept("a"))
+									})
+								}
+							}
+							synctest.Wait()
+							if leaves {
+								cancel()
+							}
+							all.Wait()
+							cancel()
+							if s := c.Stats(); s.Stale != 0 || s.BadValues != 0 {
+								t.Fatalf("first %s: %+v", first, s)
+							}
+							v, err := c.Get(t.Context(), "a")
+							cachetest.WantValue(t, v, err, kept("a"))
+							redistest.Must(t, c.Delete(t.Context(), "a", "b"))
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
 // Callers that share a load or a read own their values: each changes its value at once, while others still get theirs.
 func TestGetOrLoad_CallersOwnTheirValues(t *testing.T) {
 	t.Parallel()

@@ -36,6 +36,8 @@ type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, e
 // a Cluster that is slow to answer, and keys that are deleted, or whose process dies, while others
 // load them. Each call of load has a slot of [Options.MaxLoads].
 //
+// Of a value that is loaded, the call that began its load gets what load returned, as in GetOrLoad.
+//
 // The map holds the values that exist. It is valid even if the error is a [*ManyError], which has
 // the error of each key that failed. When ctx ends, the map holds the values that were found by
 // then.

@@ -123,7 +123,6 @@ func (c callers) want() bool { return c.all > 0 || c.kept }
 type outcome[R any] struct {
 	result    *R
 	validFrom Stamp
-	taken     bool // a caller owns it
 }
 
 // Filling tells which of n keys have a fill that found the key empty; nil: none. Another read would hardly find

@@ -84,18 +84,16 @@ func TestFills_StampsDecide(t *testing.T) {
 			from = Always
 		}
 		endWith(g, callers[0].Fill, "v", from)
-		taken := false
 		for i, w := range callers {
 			switch {
 			case Stamp(2*i+1) != w.caller.Stamp:
 				t.Errorf("caller %d has the stamp %d", i, w.caller.Stamp)
 			case w.caller.Stamp >= from:
 				wantWait(t, g, w, "v", Outdated)
-			case taken:
-				wantWait(t, g, w, "v", Shared)
-			default:
+			case w.First:
 				wantWait(t, g, w, "v", Owned)
-				taken = true
+			default:
+				wantWait(t, g, w, "v", Shared)
 			}
 		}
 	}
@@ -133,7 +131,7 @@ func TestFills_SupersededLoad(t *testing.T) {
 				t.Error("the end of the superseded load has taken the new fill out of the map")
 			}
 			endWith(g, newcomer.Fill, "v2", Always)
-			wantWait(t, g, again, "v2", Owned)
+			wantWait(t, g, again, "v2", Shared)
 		})
 	}
 }
@@ -178,7 +176,7 @@ func TestFills_OneOfSeveralKeys(t *testing.T) {
 			}
 			endWith(g, slow.Fill, "v", Always)
 			waits.Wait()
-			if slow.Verdict != Owned || len(outer.waits) != 0 || call.open != 0 {
+			if slow.Verdict != Shared || len(outer.waits) != 0 || call.open != 0 {
 				t.Errorf("verdict %d, %d waits, %d open; want the result, and none", slow.Verdict, len(outer.waits), call.open)
 			}
 		})
@@ -287,7 +285,7 @@ func TestFills_Refresh(t *testing.T) {
 		t.Fatal("a caller does not join the refresh")
 	}
 	endWith(g, f, "v", Always)
-	wantWait(t, g, w, "v", Owned)
+	wantWait(t, g, w, "v", Shared)
 	g.Drain()
 	if len(begun) > 0 {
 		t.Errorf("%d more refreshes have begun", len(begun))

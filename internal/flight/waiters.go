@@ -141,8 +141,8 @@ type Verdict int8
 
 const (
 	Waiting   Verdict = iota // the fill has not ended
-	Owned                    // the caller owns the result
-	Shared                   // another caller owns the result, and may be changing it
+	Owned                    // the caller owns the result: it has started the fill
+	Shared                   // the caller that started the fill owns the result, and may be changing it
 	Outdated                 // the result, if there is one, is older than the call, or will not do
 	Impatient                // the caller has left the fill when the Patience of its waiter was over
 	Left                     // the caller's context ended first
@@ -187,7 +187,7 @@ func (g *Fills[R]) settle(ctx context.Context, ws []*Waiter[R]) (goOn bool, unti
 		switch {
 		case w.Verdict != Waiting:
 		case w.list == nil:
-			w.take()
+			w.Result, w.Verdict = w.brought()
 		case ended:
 			g.leave(w, Left, now)
 		case w.Patience == 0:
@@ -205,15 +205,8 @@ func (g *Fills[R]) settle(ctx context.Context, ws []*Waiter[R]) (goOn bool, unti
 	return open && !asksAgain, until
 }
 
-// take takes what the fill has brought.
-func (w *Waiter[R]) take() {
-	w.Result, w.Verdict = w.brought()
-	if w.Verdict == Owned {
-		w.Fill.outcome.taken = true
-	}
-}
-
-// brought returns the result and the verdict for a caller that takes them now.
+// brought returns the result and the verdict for a caller that takes them now. Which caller owns the result does not
+// depend on the order in which they do: it may differ from the copies, by what the codec drops.
 func (w *Waiter[R]) brought() (*R, Verdict) {
 	switch o := &w.Fill.outcome; {
 	case w.Fill.phase != done || w.late && w.Fill.superseded || o.result == nil:
@@ -222,10 +215,10 @@ func (w *Waiter[R]) brought() (*R, Verdict) {
 		return o.result, Outdated
 	case w.Takes != nil && !w.Takes(o.result):
 		return o.result, Outdated
-	case o.taken:
-		return o.result, Shared
-	default:
+	case w.First:
 		return o.result, Owned
+	default:
+		return o.result, Shared
 	}
 }
 
