@@ -150,7 +150,12 @@ func (x *set) prepare(f *filling) {
 		return
 	}
 	if err := x.takeTags(f); err != nil {
-		o.data, o.info.StoreErr, o.untagged = nil, err, true
+		o.data, o.untagged = nil, true
+		if o.superseded = f.superseded.Load(); o.superseded { // which has ended the read of the sequences
+			o.info.Fenced = true
+		} else {
+			o.info.StoreErr = err
+		}
 	}
 	o.result = o.newResult()
 	if o.superseded {

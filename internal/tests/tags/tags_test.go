@@ -231,6 +231,33 @@ func TestDeleteTag_TagsChange(t *testing.T) {
 	})
 }
 
+// A Delete that cancels a load while it reads the sequences has fenced it: there was no error of Redis.
+//
+//fault:delete-in-load
+func TestTags_SupersededWhileReadingSequences(t *testing.T) {
+	t.Parallel()
+	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
+	done := make(chan singlefill.LoadInfo, 1)
+	opts := tagged
+	opts.Trace = &singlefill.Trace{LoadDone: func(_ context.Context, i singlefill.LoadInfo) { done <- i }}
+	c := cachetest.NewCache(t, proxy.Client(t), &opts)
+	redistest.Must(t, c.Clear(t.Context()))
+	sequences := proxy.On(redistest.Command("hmget"), redistest.HoldReply).Times(1)
+	ctx, cancel := context.WithCancel(t.Context())
+	call := cachetest.GoGet(ctx, c, "k", cachetest.Gives("v"))
+	cachetest.Receive(t, "the sequences are read", sequences.Hit())
+	cancel() // no caller may have the value
+	call.WantErr(t, context.Canceled)
+	redistest.Must(t, c.Delete(t.Context(), "k"))
+	if i := cachetest.Receive(t, "the load is over", done); !i.Fenced || i.Stored || i.StoreErr != nil {
+		t.Errorf("the load ended with %+v, want that it is fenced", i)
+	}
+	sequences.Release()
+	if s := c.Stats(); s.Fenced != 1 || s.StoreErrors != 0 {
+		t.Errorf("%d fenced, %d errors of stores; want 1, 0", s.Fenced, s.StoreErrors)
+	}
+}
+
 // Bad tags are refused before anything is touched; bad tags from Options.Tags fail the store, never the
 // read.
 func TestTags_Bad(t *testing.T) {
