@@ -46,7 +46,11 @@ type Loader[T any] func(ctx context.Context, key string) (T, error)
 // and not stored. GetOrLoad never returns an error of Redis.
 func (c *Cache[T]) GetOrLoad(ctx context.Context, key string, load Loader[T]) (T, error) {
 	v, err := c.rooms.getOrLoad(ctx, key, loadOf[T](load), load == nil, nil)
-	return valueOf[T](v), err
+	if p, ok := v.(*T); ok {
+		return *p, err
+	}
+	var none T
+	return none, err
 }
 
 // GetOrLoadInfo is [Cache.GetOrLoad] that also tells whether the value is fresh or stale, how old

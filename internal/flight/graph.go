@@ -185,9 +185,6 @@ func (l *Load) waitFor(f *member) bool {
 
 // leave undoes waitFor.
 func (l *Load) leave(f *member) {
-	if l == nil {
-		return
-	}
 	id := goroutineID()
 	graph.Lock()
 	defer graph.Unlock()

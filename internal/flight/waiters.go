@@ -159,9 +159,7 @@ func (g *Fills[R]) Wait(ctx context.Context, call *Caller, ws []*Waiter[R]) {
 		}
 		var impatient <-chan time.Time
 		if !until.IsZero() {
-			timer := time.NewTimer(time.Until(until))
-			defer timer.Stop()
-			impatient = timer.C
+			impatient = time.After(time.Until(until))
 		}
 		select {
 		case <-call.done:
@@ -169,9 +167,11 @@ func (g *Fills[R]) Wait(ctx context.Context, call *Caller, ws []*Waiter[R]) {
 		case <-ctx.Done():
 		}
 	}
-	for _, w := range ws {
-		if w.Verdict != Waiting {
-			call.Outer.leave(&w.Fill.member)
+	if call.Outer != nil {
+		for _, w := range ws {
+			if w.Verdict != Waiting {
+				call.Outer.leave(&w.Fill.member)
+			}
 		}
 	}
 }

@@ -187,21 +187,33 @@ func (c *call) answerHits() {
 // results are older than the call: each key has the time of the call, whatever the other keys take. Otherwise all are
 // answered.
 func (c *call) wait() (again bool) {
-	for waiting := c.in(joined); len(waiting) > 0 && !again; waiting = c.in(joined) {
-		c.Fills.Wait(c.ctx, &c.caller, waits(waiting))
-		for _, a := range waiting {
-			switch {
-			case a.wait.Verdict == flight.Waiting:
-			case c.settle(a):
-				a.state = answered
-			default:
-				a.reset(a.Key)
-				again = true
-			}
+	for waiting := c.waits(); len(waiting) > 0 && !again; waiting = c.waits() {
+		c.Fills.Wait(c.ctx, &c.caller, waiting)
+		again = c.settleAll()
+	}
+	return again
+}
+
+// settleAll answers the asks whose waits are over, or sends them back to the beginning. It reports whether there are
+// such.
+func (c *call) settleAll() (again bool) {
+	for _, a := range c.in(joined) {
+		switch {
+		case a.wait.Verdict == flight.Waiting:
+		case c.settle(a):
+			a.state = answered
+		default:
+			a.reset(a.Key)
+			again = true
 		}
 	}
 	return again
 }
+
+// waits returns the waits of the asks that have joined fills.
+//
+//go:noinline
+func (c *call) waits() []*flight.Waiter[fill.Result] { return waits(c.in(joined)) }
 
 // leave leaves the fills that the call has joined, if it has not waited for them since a function of Trace panicked.
 func (c *call) leave() {

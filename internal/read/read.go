@@ -18,31 +18,37 @@ import (
 var ErrMiss = errors.New("singlefill: miss")
 
 // GetOrLoad finds a value, or has it loaded. It describes the value in info, unless that is nil.
+//
+// The frames of a call that waits for a fill fit into a stack of 4 KB: what needs more is in functions that return
+// before the call waits, and that are not inlined. BenchmarkQueued shows it.
 func (c *Reader) GetOrLoad(ctx context.Context, key string, load fill.Loader, info *event.ValueInfo) (any, error) {
-	if v, served, ok := c.Store.FromMemory(ctx, key); ok {
-		if served.TakeRefresh() {
-			a := &ask{memory: served.Copy}
-			a.Key = key
-			c.newCall(client.Detach(ctx), load).refreshMemory([]*ask{a})
-		} else if c.audited(!served.Stale()) {
-			c.auditNear(ctx, key, load, served)
-		}
-		if info != nil {
-			*info = served.Info()
-		}
-		return v, served.Err()
+	if v, err, ok := c.answerFromMemory(ctx, key, load, info); ok {
+		return v, err
 	}
-	m := singles.Get().(*single)
-	m.call = call{Reader: c, ctx: ctx, load: load, info: info}
-	m.ask.reset(key)
-	m.asks[0] = &m.ask
+	m := c.newSingle(ctx, key, load, info)
 	m.run(m.asks[:])
-	v, err := m.ask.value, m.ask.err
-	if !m.caller.Joined() {
-		*m = single{}
-		singles.Put(m)
+	return m.end()
+}
+
+// answerFromMemory returns false if memory does not answer. It refreshes or audits in the background what memory has.
+//
+//go:noinline
+func (c *Reader) answerFromMemory(ctx context.Context, key string, load fill.Loader, info *event.ValueInfo) (any, error, bool) {
+	v, served, ok := c.Store.FromMemory(ctx, key)
+	if !ok {
+		return nil, nil, false
 	}
-	return v, err
+	if served.TakeRefresh() {
+		a := &ask{memory: served.Copy}
+		a.Key = key
+		c.newCall(client.Detach(ctx), load).refreshMemory([]*ask{a})
+	} else if c.audited(!served.Stale()) {
+		c.auditNear(ctx, key, load, served)
+	}
+	if info != nil {
+		*info = served.Info()
+	}
+	return v, served.Err(), true
 }
 
 // A single is a call for one key. It is used again unless it has joined a fill: until then only its goroutine knows it.
@@ -54,6 +60,25 @@ type single struct {
 }
 
 var singles = sync.Pool{New: func() any { return new(single) }}
+
+//go:noinline
+func (c *Reader) newSingle(ctx context.Context, key string, load fill.Loader, info *event.ValueInfo) *single {
+	m := singles.Get().(*single)
+	m.call = call{Reader: c, ctx: ctx, load: load, info: info}
+	m.ask.reset(key)
+	m.asks[0] = &m.ask
+	return m
+}
+
+//go:noinline
+func (m *single) end() (v any, err error) {
+	v, err = m.ask.value, m.ask.err
+	if !m.caller.Joined() {
+		*m = single{}
+		singles.Put(m)
+	}
+	return v, err
+}
 
 // GetOrLoadMany is GetOrLoad for keys, which have no duplicates. It returns the errors of keys that have one.
 func (c *Reader) GetOrLoadMany(ctx context.Context, keys []string, load fill.Loader, into Collector) map[string]error {
