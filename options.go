@@ -111,8 +111,9 @@ type Options[T any] struct {
 	// MaxFleetLoads is how many loads of this namespace run at once in all processes. Waiting loads
 	// are served in no particular order, and each costs two or three extra round trips. While Redis
 	// does not answer only MaxLoads holds, and Stats.LoadsUnlimited counts such loads. If processes
-	// disagree, as during a deployment, the larger limit applies until LockTTL after the last load
-	// of a process that has it. Nested loads may exceed this limit as they may exceed MaxLoads.
+	// disagree, as during a deployment, the larger limit applies while a process that has it loads and,
+	// if others load then, for up to LockTTL longer. Nested loads may exceed this limit as they may
+	// exceed MaxLoads.
 	// [NewLocal] refuses it. Default: no limit.
 	MaxFleetLoads int
 

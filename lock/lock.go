@@ -65,9 +65,9 @@ func NewFairMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locke
 // NewSemaphore returns a [Locker] of which at most size leases are held at a time. Each lease ends
 // and is renewed independently. Waiters are served like the waiters of a mutex.
 //
-// While processes have different sizes, as during a deployment, the largest one counts for all: it
-// applies until [Options.TTL] after the last grant or renewal to a process that has it. Holders keep their
-// leases when a smaller size applies; the next one is granted when fewer than size are held.
+// While processes have different sizes, as during a deployment, the largest one counts for all: while a
+// process that has it holds a lease and, if other leases are held then, for up to [Options.TTL] longer. Holders
+// keep their leases when a smaller size applies; the next one is granted when fewer than size are held.
 func NewSemaphore(rdb redis.UniversalClient, name string, size int, opts *Options) (*Locker, error) {
 	if size < 1 {
 		return nil, fmt.Errorf("lock: size of %.100q is %d: at least 1 is allowed", name, size)

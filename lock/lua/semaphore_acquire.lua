@@ -25,8 +25,8 @@
 --
 -- holders has the end of each lease, in ms of the server's clock; details has the fence of each lease,
 -- the size, and until when that counts for processes with a smaller one: for the life of a lease after
--- the last grant or renewal to a process that has it. So the largest size counts while processes
--- disagree. The reservation works as for a mutex, and keeps one place.
+-- the last grant or renewal to a process that has it, or until no lease is held. So the largest size counts
+-- while processes disagree. The reservation works as for a mutex, and keeps one place.
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
