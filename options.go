@@ -86,9 +86,10 @@ type Options[T any] struct {
 	// remembered. At least 1 ms. Default: off.
 	FailureTTL time.Duration
 
-	// LockTTL is the life of the fill lock, which is renewed until the value is stored, for LoadTimeout
-	// at most: the time after which a dead holder is replaced. More than 3 × RedisTimeout and less than LoadTimeout.
-	// Default: 5 s.
+	// LockTTL is the life of the fill lock, which is renewed at each third of it until the value is stored, for
+	// LoadTimeout at most: the time after which a dead holder is replaced. Requests whose deadline is
+	// shorter fail until then: see docs/pitfalls.md. A holder that is frozen for less than two thirds of
+	// LockTTL keeps its lock. More than 3 × RedisTimeout and less than LoadTimeout. Default: 3 s.
 	LockTTL time.Duration
 
 	// LoadTimeout is the deadline of one load. If a Loader ignores its context, its callers get an
@@ -218,7 +219,7 @@ func resolve(rdb redis.UniversalClient, namespace string, ttl time.Duration, opt
 		staleAfter:    max(0, opts.StaleAfter),
 		retryAfter:    max(0, orDefault(opts.RetryAfter, time.Second)),
 		failureTTL:    max(0, opts.FailureTTL),
-		lockTTL:       orDefault(opts.LockTTL, 5*time.Second),
+		lockTTL:       orDefault(opts.LockTTL, 3*time.Second),
 		loadTimeout:   orDefault(opts.LoadTimeout, 30*time.Second),
 		redisTimeout:  orDefault(opts.RedisTimeout, 500*time.Millisecond),
 		maxLoads:      max(0, orDefault(opts.MaxLoads, 64)),

@@ -93,14 +93,14 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 
 		{rdb, fine, time.Minute, &options{RedisTimeout: time.Millisecond}, ""},
 		{rdb, fine, time.Minute, &options{RedisTimeout: 999 * time.Microsecond}, "Options.RedisTimeout is 999µs: at least 1ms is allowed"},
-		{rdb, fine, time.Minute, &options{RedisTimeout: 2 * time.Second}, "Options.RedisTimeout is 2s: less than a third of LockTTL (5s, the default) is allowed, so that a renewal can fail and be tried again"},
+		{rdb, fine, time.Minute, &options{RedisTimeout: time.Second}, "Options.RedisTimeout is 1s: less than a third of LockTTL (3s, the default) is allowed, so that a renewal can fail and be tried again"},
 
 		{rdb, fine, time.Minute, &options{LockTTL: 1500 * time.Millisecond}, "Options.RedisTimeout is 500ms (the default): less than a third of LockTTL (1.5s) is allowed, so that a renewal can fail and be tried again"},
 		{rdb, fine, time.Minute, &options{LockTTL: 1501 * time.Millisecond}, ""},
 		{rdb, fine, time.Minute, &options{LockTTL: -time.Second}, "Options.LockTTL is -1s: it must be positive"},
 		{rdb, fine, time.Minute, &options{LockTTL: 30 * time.Second}, "Options.LockTTL is 30s: less than LoadTimeout (30s, the default) is allowed"},
 
-		{rdb, fine, time.Minute, &options{LoadTimeout: 5 * time.Second}, "Options.LockTTL is 5s (the default): less than LoadTimeout (5s) is allowed"},
+		{rdb, fine, time.Minute, &options{LoadTimeout: 3 * time.Second}, "Options.LockTTL is 3s (the default): less than LoadTimeout (3s) is allowed"},
 		{rdb, fine, time.Minute, &options{LoadTimeout: 5001 * time.Millisecond}, ""},
 		{rdb, fine, time.Minute, &options{LoadTimeout: -1}, "Options.LoadTimeout is -1ns: it must be positive"},
 
@@ -217,8 +217,8 @@ func TestOptions_Defaults(t *testing.T) {
 					if deadline, _ := load.Ctx.Deadline(); time.Until(deadline) != 30*time.Second {
 						t.Errorf("LoadTimeout: a load ends in %v, want 30s", time.Until(deadline))
 					}
-					if life := m.TTL(ns + ":{" + first + "}:lock"); life != 5*time.Second {
-						t.Errorf("LockTTL: a lock lives %v, want 5s", life)
+					if life := m.TTL(ns + ":{" + first + "}:lock"); life != 3*time.Second {
+						t.Errorf("LockTTL: a lock lives %v, want 3s", life)
 					}
 				}
 				load.Give("v")

@@ -27,6 +27,7 @@ const ofProducts = "products"
 func settings() *singlefill.Options[any] {
 	return &singlefill.Options[any]{
 		RedisTimeout:         200 * time.Millisecond,
+		LockTTL:              time.Second, // half of the deadline of a request, which outlives a holder that dies
 		StaleWhileRevalidate: time.Minute,
 		StaleIfError:         time.Hour, // a database that is down takes no reader along
 		Errors:               map[string]error{"overloaded": errOverloaded},
@@ -57,7 +58,7 @@ func (c *caches) check(ctx context.Context) error {
 }
 
 // changed removes products that have changed. What is made of all of them is only made stale: it is
-// refreshed behind the next reader. (The first ExpireTag of a namespace clears it.)
+// refreshed behind the next reader. (The first ExpireTag of a namespace reads all of its values, to know their tags.)
 func (c *caches) changed(ctx context.Context, ids ...string) error {
 	return errors.Join(c.products.Delete(ctx, ids...), c.catalog.ExpireTag(ctx, ofProducts))
 }

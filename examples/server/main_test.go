@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -48,6 +49,39 @@ type testDatabase struct {
 
 func (d testDatabase) Product(ctx context.Context, id string) (Product, error) {
 	return d.query(ctx, id)
+}
+
+// A process is killed during a query. Another one takes its place within the deadline of the requests that come then.
+//
+//fault:killed-holder
+func TestServer_KilledHolder(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	start := func() (*redistest.Process, string) {
+		p := redistest.Spawn(t, "server", server.Addr)
+		return p, "http://" + p.Expect("listening on http://") + "/products/42"
+	}
+	holder, there := start()
+	other, here := start()
+	go http.Get(there) // fails
+	holder.Expect("query 42")
+	other.Send("answer")
+	holder.Kill()
+	var all sync.WaitGroup
+	for range 30 {
+		all.Go(func() {
+			resp, err := http.Get(here)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				t.Errorf("after a kill: %s", resp.Status)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // A request in flight is answered at the end of the service, and its value is stored.

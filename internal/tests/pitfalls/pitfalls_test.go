@@ -220,3 +220,37 @@ func TestDelete_ByEachCallerThatSawABadValue(t *testing.T) {
 		})
 	}
 }
+
+// A process dies while it loads a value. A request whose deadline is below LockTTL, the default, fails, as all do until
+// the lock of the dead process has ended. With a LockTTL of half of its deadline it takes the lock over, and loads.
+func TestLockTTL_BelowDeadline(t *testing.T) {
+	t.Parallel()
+	for _, wrong := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			m, rdb := redistest.StartMini(t)
+			opts := &singlefill.Options[string]{RedisTimeout: 200 * time.Millisecond, LockTTL: time.Second}
+			if wrong {
+				opts.LockTTL = 0
+			}
+			newCache := func(rdb *redis.Client) *singlefill.Cache[string] {
+				c, err := singlefill.New(rdb, "ns", time.Hour, opts)
+				redistest.Must(t, err)
+				return c
+			}
+			mortal := redistest.NewMiniClient(t, m)
+			dies, lives := newCache(mortal), newCache(rdb)
+			src := cachetest.NewSource[string](t)
+			call, load := src.Begin(t.Context(), t, dies, "k")
+			mortal.AddHook(redistest.Trips(func([]redis.Cmder) error { return redis.ErrClosed })) // from now on it is dead
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			v, err := lives.GetOrLoad(ctx, "k", cachetest.Gives("v"))
+			if wrong && err != context.DeadlineExceeded || !wrong && (v != "v" || err != nil) {
+				t.Errorf("below LockTTL %t: %q, %v", wrong, v, err)
+			}
+			load.Give("late")
+			call.Want(t, "late")
+			redistest.Must(t, errors.Join(dies.Close(), lives.Close()))
+		})
+	}
+}
