@@ -27,7 +27,8 @@ type Options[T any] struct {
 
 	// TTLFunc returns the life of one value in place of the ttl given to [New]. With less than 1 ms
 	// the value is not stored: callers of this process that waited get it, those in other processes
-	// load one after the other. It is called from many goroutines. Default: none.
+	// load one after the other. The stale windows begin when that life ends: turn them off for values that
+	// cannot be used later, such as tokens. It is called from many goroutines. Default: none.
 	TTLFunc func(key string, v T) time.Duration
 
 	// Tags returns the tags of a value, such as "region:eu", for DeleteTag and ExpireTag; for a
@@ -148,6 +149,12 @@ type Options[T any] struct {
 //
 //	shared := &singlefill.Options[any]{StaleIfError: time.Hour}
 //	users, err := singlefill.New(rdb, "users", time.Hour, singlefill.OptionsFor[User](shared))
+//
+// A copy may differ. A token is of no use after its end, so its cache has no stale windows:
+//
+//	forTokens := singlefill.OptionsFor[Token](shared)
+//	forTokens.StaleWhileRevalidate, forTokens.StaleIfError = 0, 0
+//	forTokens.TTLFunc = func(_ string, t Token) time.Duration { return time.Until(t.Expires) }
 func OptionsFor[T, From any](o *Options[From]) *Options[T] {
 	if o == nil {
 		return new(Options[T])

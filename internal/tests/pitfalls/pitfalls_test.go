@@ -254,3 +254,31 @@ func TestLockTTL_BelowDeadline(t *testing.T) {
 		})
 	}
 }
+
+// StaleIfError and StaleWhileRevalidate serve a value after its end, also one whose end is a fact: a token that has
+// ended is returned without an error. A copy of the options that turns both off returns the error of the source.
+func TestTTLFunc_StaleWindows(t *testing.T) {
+	t.Parallel()
+	type token struct{ Expires time.Time }
+	shared := &singlefill.Options[any]{StaleIfError: time.Hour, StaleWhileRevalidate: time.Minute}
+	for _, wrong := range []bool{true, false} {
+		for _, late := range []time.Duration{time.Second, 10 * time.Minute} {
+			synctest.Test(t, func(t *testing.T) {
+				_, rdb := redistest.StartMini(t)
+				opts := singlefill.OptionsFor[token](shared)
+				if !wrong {
+					opts.StaleWhileRevalidate, opts.StaleIfError = 0, 0
+				}
+				opts.TTLFunc = func(_ string, v token) time.Duration { return time.Until(v.Expires) }
+				tokens := cachetest.NewCacheIn(t, rdb, "ns", opts)
+				redistest.Must(t, tokens.Set(t.Context(), "id", token{time.Now().Add(time.Minute)}))
+				time.Sleep(time.Minute + late)
+				down := errors.New("down")
+				v, err := tokens.GetOrLoad(t.Context(), "id", cachetest.Fails[token](down))
+				if ended := err == nil && time.Now().After(v.Expires); ended != wrong || !wrong && err != down {
+					t.Errorf("%v after its end, with both windows %t: %v, %v", late, wrong, v, err)
+				}
+			})
+		}
+	}
+}
