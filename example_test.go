@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -320,6 +321,61 @@ func ExampleManyError() {
 	// singlefill: 1 key has an error: organisation 2: access denied
 }
 
+// GetMany reads the cache only. What it leaves out, the source may have.
+func ExampleCache_GetMany() {
+	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
+	defer stop()
+
+	ctx := context.Background()
+	if err := prices.SetMany(ctx, map[string]int{"tea": 7, "coffee": 9}); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println(prices.GetMany(ctx, []string{"tea", "coffee", "milk"}))
+	// Output: map[coffee:9 tea:7] <nil>
+}
+
+// SetMany stores values that are known. Those that it could not store are in a ManyError.
+func ExampleCache_SetMany() {
+	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
+	defer stop()
+
+	ctx := context.Background()
+	err := prices.SetMany(ctx, map[string]int{"tea": 7, "coffee": 9})
+	var many *singlefill.ManyError
+	if errors.As(err, &many) {
+		for item, err := range many.Errs {
+			fmt.Println(item, "may have its old price for up to a minute:", err)
+		}
+	}
+	fmt.Println(prices.Get(ctx, "coffee"))
+	// Output: 9 <nil>
+}
+
+// RefreshMany loads what has been loaded before, as a nightly job does. What fails keeps its old value.
+func ExampleCache_RefreshMany() {
+	prices, stop := embeddedCache[int]("prices", time.Hour, nil)
+	defer stop()
+
+	ctx := context.Background()
+	items := []string{"tea", "coffee"}
+	price := 7
+	load := func(ctx context.Context, items []string) (map[string]int, error) {
+		found := make(map[string]int)
+		for _, item := range items {
+			found[item] = price
+		}
+		return found, nil
+	}
+	fmt.Println(prices.GetOrLoadMany(ctx, items, load))
+	price = 8
+	fmt.Println(prices.RefreshMany(ctx, items, load))
+	fmt.Println(prices.GetMany(ctx, items))
+	// Output:
+	// map[coffee:7 tea:7] <nil>
+	// <nil>
+	// map[coffee:8 tea:8] <nil>
+}
+
 // Get reads the cache only. ErrMiss says nothing about the source; ErrNotFound does.
 func ExampleCache_Get() {
 	names, stop := embeddedCache[string]("names", time.Hour, nil)
@@ -350,6 +406,19 @@ func ExampleCache_Get() {
 	// 42 may or may not exist
 	// 42 is Ada
 	// 43 does not exist
+}
+
+// Set stores a value that the program has at hand, and supersedes a load that may have an older one.
+func ExampleCache_Set() {
+	names, stop := embeddedCache[string]("names", time.Hour, nil)
+	defer stop()
+
+	ctx := context.Background()
+	if err := names.Set(ctx, "42", "Ada"); err != nil { // the name that has just been written to the source
+		fmt.Println("an old name may be served for up to an hour:", err)
+	}
+	fmt.Println(names.Get(ctx, "42"))
+	// Output: Ada <nil>
 }
 
 // After a change of the source, delete the key. A load that began before is not stored.
@@ -449,6 +518,70 @@ func ExampleCache_Expire() {
 	// 7 <nil> stale: true
 }
 
+// After an import everything may have changed.
+func ExampleCache_Clear() {
+	prices, stop := embeddedCache[int]("prices", time.Hour, nil)
+	defer stop()
+
+	ctx := context.Background()
+	if err := prices.SetMany(ctx, map[string]int{"tea": 7, "coffee": 9}); err != nil {
+		fmt.Println(err)
+	}
+	if err := prices.Clear(ctx); err != nil {
+		fmt.Println("old prices may be left; Clear again:", err)
+	}
+	fmt.Println(prices.GetMany(ctx, []string{"tea", "coffee"}))
+	// Output: map[] <nil>
+}
+
+// A program that starts looks for what its Redis user may not do. It works without, so this is no reason to stop.
+func ExampleCache_Check() {
+	names, stop := embeddedCache[string]("names", time.Hour, nil)
+	defer stop()
+
+	if err := names.Check(context.Background()); err != nil {
+		fmt.Println("the cache will not do all of its work:", err)
+	} else {
+		fmt.Println("Redis refuses nothing")
+	}
+	// Output: Redis refuses nothing
+}
+
+func ExampleCache_Stats() {
+	names, stop := embeddedCache[string]("names", time.Hour, nil)
+	defer stop()
+
+	load := func(ctx context.Context, id string) (string, error) { return "Ada", nil }
+	for range 3 {
+		if _, err := names.GetOrLoad(context.Background(), "42", load); err != nil {
+			fmt.Println(err)
+		}
+	}
+	s := names.Stats()
+	fmt.Println(s.Misses, "miss,", s.Loads, "load,", s.Hits, "hits")
+	// Output: 1 miss, 1 load, 2 hits
+}
+
+// AddTrace adds functions to Options.Trace, as metrics and spans do.
+func ExampleCache_AddTrace() {
+	names, stop := embeddedCache[string]("names", time.Hour, nil)
+	defer stop()
+
+	names.AddTrace(&singlefill.Trace{
+		Hit:  func(ctx context.Context, key string) { fmt.Println("hit:", key) },
+		Miss: func(ctx context.Context, key string) { fmt.Println("miss:", key) },
+	})
+	load := func(ctx context.Context, id string) (string, error) { return "Ada", nil }
+	for range 2 {
+		fmt.Println(names.GetOrLoad(context.Background(), "42", load))
+	}
+	// Output:
+	// miss: 42
+	// Ada <nil>
+	// hit: 42
+	// Ada <nil>
+}
+
 func ExampleCache_DeleteTag() {
 	type order struct{ Item, Country string }
 	orders, stop := embeddedCache("orders", time.Hour, &singlefill.Options[order]{
@@ -484,6 +617,133 @@ func ExampleCache_DeleteTag() {
 	// load 2
 	// all values were read: 1 times
 	// load 2
+}
+
+// ExpireTag makes the values with a tag stale: they are served while each of them is refreshed once.
+func ExampleCache_ExpireTag() {
+	pages, stop := embeddedCache("pages", time.Hour, &singlefill.Options[string]{
+		Tags:                 func(path, page string) []string { return []string{"menu"} },
+		StaleWhileRevalidate: time.Minute,
+	})
+	defer stop()
+
+	ctx := context.Background()
+	menu := "tea"
+	load := func(ctx context.Context, path string) (string, error) { return "we have " + menu, nil }
+	fmt.Println(pages.GetOrLoad(ctx, "/about", load))
+	menu = "tea, coffee"
+	if err := pages.ExpireTag(ctx, "menu"); err != nil {
+		fmt.Println("pages may have the old menu for up to an hour:", err)
+	}
+	page, info, err := pages.GetOrLoadInfo(ctx, "/about", load)
+	fmt.Println(page, err, "stale:", info.Stale)
+	// Output:
+	// we have tea <nil>
+	// we have tea <nil> stale: true
+}
+
+// Values in the memory of a process are at most MaxLag behind a Delete of another process.
+func ExampleNear() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	opts := &singlefill.Options[string]{Near: &singlefill.Near{Size: 50_000, MaxLag: 100 * time.Millisecond}}
+	here := newCache(rdb, "names", time.Hour, opts) // each process has one
+	defer here.Close()
+	there := newCache(rdb, "names", time.Hour, opts)
+	defer there.Close()
+
+	ctx := context.Background()
+	name := "Ada"
+	load := func(ctx context.Context, id string) (string, error) { return name, nil }
+	for here.Stats().NearHits == 0 { // until memory answers
+		if _, err := here.GetOrLoad(ctx, "42", load); err != nil {
+			fmt.Println(err)
+		}
+	}
+	name = "Grace"
+	if err := there.Delete(ctx, "42"); err != nil {
+		fmt.Println("the old name may be served for up to an hour:", err)
+	}
+	time.Sleep(100 * time.Millisecond)
+	fmt.Println(here.GetOrLoad(ctx, "42", load))
+	// Output: Grace <nil>
+}
+
+// The refreshes of several calls become one query.
+func ExampleOptions_loadMany() {
+	refreshed := make(chan string)
+	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{
+		StaleWhileRevalidate: time.Hour,
+		LoadMany: func(ctx context.Context, items []string) (map[string]int, error) {
+			found := make(map[string]int)
+			for _, item := range items {
+				found[item] = 8
+				refreshed <- item
+			}
+			return found, nil
+		},
+	})
+	defer stop()
+
+	ctx := context.Background()
+	items := []string{"coffee", "tea"}
+	err := prices.SetMany(ctx, map[string]int{"coffee": 7, "tea": 7})
+	if err := errors.Join(err, prices.Expire(ctx, items...)); err != nil { // as if the minute were over
+		fmt.Println(err)
+		return
+	}
+	load := func(ctx context.Context, item string) (int, error) { return 9, nil } // not called: there is an old price
+	for _, item := range items {
+		fmt.Println(prices.GetOrLoad(ctx, item, load))
+	}
+	both := []string{<-refreshed, <-refreshed}
+	slices.Sort(both)
+	fmt.Println("refreshed:", both)
+	// Output:
+	// 7 <nil>
+	// 7 <nil>
+	// refreshed: [coffee tea]
+}
+
+// The fleet asks a source that is down once in FailureTTL, and not at each call. Other calls get a RemoteError.
+func ExampleOptions_failureTTL() {
+	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{FailureTTL: time.Minute})
+	defer stop()
+
+	load := func(ctx context.Context, item string) (int, error) {
+		fmt.Println("asking for the price of", item)
+		return 0, errors.New("price service is down")
+	}
+	for range 3 {
+		_, err := prices.GetOrLoad(context.Background(), "tea", load)
+		fmt.Println(err)
+	}
+	// Output:
+	// asking for the price of tea
+	// price service is down
+	// price service is down
+	// price service is down
+}
+
+// Errors that have a name are found by errors.Is in every process. Without Errors, a RemoteError has their text only.
+func ExampleOptions_errors() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	errDown := errors.New("price service is down")
+	opts := &singlefill.Options[int]{
+		Errors:     map[string]error{"down": errDown},
+		FailureTTL: time.Minute, // so that the second process gets the failure of the first one
+	}
+	here := newCache(rdb, "prices", time.Minute, opts) // each process has one
+	defer here.Close()
+	there := newCache(rdb, "prices", time.Minute, opts)
+	defer there.Close()
+
+	load := func(ctx context.Context, item string) (int, error) { return 0, fmt.Errorf("tea: %w", errDown) }
+	_, err := here.GetOrLoad(context.Background(), "tea", load)
+	_, remote := there.GetOrLoad(context.Background(), "tea", load)
+	fmt.Println(errors.Is(err, errDown), errors.Is(remote, errDown))
+	// Output: true true
 }
 
 // A stale price is served at once while the new one is loaded in the background.

@@ -82,6 +82,12 @@
 // renewal; other processes may hold the lock before that. Give locks a Redis whose maxmemory-policy
 // is noeviction. This is not Redlock, and more servers do not make it safer.
 //
+// # Without Redis
+//
+// A Locker needs a Redis. A program for which Redis is optional calls its locks through an interface
+// that has the method Do. Behind it is a Locker, or for the goroutines of one process a channel: see the
+// example of [Locker.Do].
+//
 // # Rights
 //
 // With an ACL a lock named n needs

@@ -216,6 +216,44 @@ func ExampleLocker_Do() {
 	// Output: true half of the index is written: lock: lost: "search index": it is gone from Redis
 }
 
+// A local is a mutex without Redis, for the goroutines of one process: made with room for n, it is a semaphore.
+type local chan struct{}
+
+func (l local) Do(ctx context.Context, fn func(ctx context.Context) error) error {
+	select {
+	case l <- struct{}{}:
+		defer func() { <-l }()
+		return fn(ctx)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// A program for which Redis is optional has an interface for its locks.
+func ExampleLocker_Do_withoutRedis() {
+	var index interface {
+		Do(ctx context.Context, fn func(ctx context.Context) error) error
+	} = make(local, 1)
+	if url := ""; url != "" { // with a Redis: the whole fleet
+		options, err := redis.ParseURL(url)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		if index, err = lock.NewMutex(redis.NewClient(options), "search index", nil); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	fmt.Println(index.Do(context.Background(), func(ctx context.Context) error {
+		fmt.Println("writing alone")
+		return nil
+	}))
+	// Output:
+	// writing alone
+	// <nil>
+}
+
 // A holder that was frozen does not know that its lease has ended. The resource rejects its writes
 // by the fence.
 func ExampleLease_Fence() {

@@ -40,7 +40,7 @@
 //		check("7", 3)                  // the source serves
 //	})
 //
-// Here shop is an [net/http.Handler], and get returns the body of its answer. The whole of it, a table
+// Here shop is a [net/http.Handler], and get returns the body of its answer. The whole of it, a table
 // test and a stampede are in example_handler_test.go of this package.
 //
 // A test brings a value into the state that it needs:
