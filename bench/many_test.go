@@ -30,6 +30,48 @@ func BenchmarkMany(b *testing.B) {
 	}
 	b.Run("one_process/10ms_query", func(b *testing.B) { manyStampedes(b, 1, herdGoroutines, 10*time.Millisecond) })
 	b.Run("one_caller/10ms_query", func(b *testing.B) { manyStampedes(b, 1, 1, 10*time.Millisecond) })
+	for _, processes := range []int{1, 3, 6} {
+		b.Run(fmt.Sprintf("20000_cold_keys/%d_processes", processes), func(b *testing.B) { manyColdKeys(b, processes, 20_000) })
+	}
+}
+
+// manyColdKeys measures one call for so many keys in each of several new processes. Another client gets a
+// value at the same time, again and again.
+func manyColdKeys(b *testing.B, processes, keys int) {
+	s := redistest.Start(b)
+	rdb, ctx := open(b, s.Addr), request(b)
+	must(rdb.Set(ctx, "value", "v", 0).Result())
+	h := &herd{name: "singlefill", role: "many, singlefill", fresh: true}
+	n, worst := 0.0, []float64{} // GETs, in ms
+	for round := range rounds(b) {
+		n++
+		over, gets := make(chan struct{}), make(chan time.Duration)
+		go func() {
+			var most time.Duration
+			for open := true; open; {
+				begun := time.Now()
+				must(rdb.Get(ctx, "value").Result())
+				most = max(most, time.Since(begun))
+				select {
+				case <-over:
+					open = false
+				case <-time.After(time.Millisecond):
+				}
+			}
+			gets <- most
+		}()
+		h.stampede(b, s, processes, stampede{Prefix: fmt.Sprint("cold-", round), Keys: keys, Together: true, Goroutines: 1})
+		close(over)
+		worst = append(worst, (<-gets).Seconds()*1e3)
+	}
+	report(b, h.name, func(b *testing.B) {
+		b.ReportMetric(h.loads/n/float64(keys), "loads/key")
+		b.ReportMetric(h.unlocked/n/float64(keys), "unlocked/key")
+		b.ReportMetric(h.stored/n/float64(keys), "stored/key")
+		b.ReportMetric(median(h.extra), "p50-ms")
+		b.ReportMetric(quantile(h.extra, 1), "max-ms")
+		b.ReportMetric(quantile(worst, 1), "max-ms-of-a-GET")
+	})
 }
 
 // manyOrders are reads of 100 existing keys at once.

@@ -25,6 +25,8 @@ type member struct {
 	mu    sync.Mutex
 	loads map[string]int // protected by mu: of each key
 	calls int            // protected by mu: of the load
+
+	stats func() singlefill.Stats // nil: it has none
 }
 
 // A getter returns the value of a key, and calls load if there is none.
@@ -84,6 +86,7 @@ type reports struct {
 	Loads    map[string]int  // of each key
 	Calls    int             // of the load
 	Commands int64
+	Stats    singlefill.Stats // since the process began
 }
 
 func (m *member) run(p *redistest.Child, get manyGetter) {
@@ -133,7 +136,11 @@ func (m *member) join(s stampede, get manyGetter) reports {
 	all.Wait()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return reports{took, m.loads, m.calls, m.sent.n.Load()}
+	r := reports{Took: took, Loads: m.loads, Calls: m.calls, Commands: m.sent.n.Load()}
+	if m.stats != nil {
+		r.Stats = m.stats()
+	}
+	return r
 }
 
 // keys returns the keys of the i-th call.
@@ -249,7 +256,9 @@ func (m *member) rueidisaside(addr string) getter {
 }
 
 func (m *member) manySinglefill(addr string) manyGetter {
-	return must(singlefill.New[string](dialed(addr, m.sent.count), "many", time.Hour, nil)).GetOrLoadMany
+	c := must(singlefill.New[string](dialed(addr, m.sent.count), "many", time.Hour, nil))
+	m.stats = c.Stats
+	return c.GetOrLoadMany
 }
 
 // manySingleflight joins the calls of this process, which are all for the same keys.

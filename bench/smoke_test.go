@@ -30,6 +30,7 @@ func TestBenchmarks(t *testing.T) {
 		"polling stampedes": func(b *testing.B) { stampedes(b, 2, 1, 1, 101*time.Millisecond) },
 		"many hits":         func(b *testing.B) { manyHits(b, 100) },
 		"many misses":       func(b *testing.B) { manyMisses(b, time.Millisecond) },
+		"many cold keys":    func(b *testing.B) { manyColdKeys(b, 2, 1000) },
 		"many stampedes":    func(b *testing.B) { manyStampedes(b, 2, 1, 5*time.Millisecond) },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -45,6 +45,8 @@ type seen struct {
 	calls    float64   // of the load
 	commands float64
 	trips    float64 // reads of the server from its connections: a pipeline is one, or one for each 16 KB
+	unlocked float64 // loads without the lock
+	stored   float64
 }
 
 // newHerds returns a herd for each contender; with polling also a herd without wake-ups.
@@ -161,6 +163,8 @@ func (h *herd) stampede(b *testing.B, s *redistest.Server, processes int, order 
 		}
 		h.calls += float64(r.Calls)
 		h.commands += float64(r.Commands)
+		h.unlocked += float64(r.Stats.LoadsUnlocked)
+		h.stored += float64(r.Stats.Stored)
 	}
 	h.trips += infoOf(b, s, "stats")["total_reads_processed"] - before - 1 // without this INFO
 	if len(loads) != order.Keys {

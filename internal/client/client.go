@@ -103,6 +103,8 @@ func endsWithin(ctx context.Context, d time.Duration) bool {
 type Command struct {
 	Op     string        // as failures are reported
 	Key    string        // any of its keys, which are all on one node; empty: no node is known
+	Keys   int           // of a pipeline; it waits for other pipelines of many keys: see throttle
+	Holds  bool          // its caller holds the locks of the keys: of those that wait it goes first
 	Within time.Duration // its bound, at most Client.Timeout
 	Spared bool          // its caller does not wait while the breaker is open, and has asked whether it is
 	Cached bool          // the user's client may answer it from memory, which shows nothing of the server
@@ -223,7 +225,10 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 	n := c.nodeOf(what.Key)
 	p.rdb, p.timeout, p.ctx = c.Redis, c.Timeout, ctx
 	call := call{Command: what, client: c, node: n, sent: time.Now(), gate: n.alone}
-	if p.cmd != nil {
+	switch {
+	case what.Keys > fewKeys:
+		call.gate, p.first = &n.many.gate, what.Holds
+	case p.cmd != nil:
 		call.gate = n.together
 	}
 	what.admittedAt(call.sent)
@@ -254,7 +259,11 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 
 // leave leaves the gate. Commands that are sent together leave together, by themselves.
 func (call call) leave(answered bool) {
-	if call.group == nil {
+	switch many := call.node.many; {
+	case call.group != nil:
+	case call.gate == &many.gate:
+		many.leave(answered, time.Since(call.sent), call.client.Timeout)
+	default:
 		call.gate.leave(answered)
 	}
 }

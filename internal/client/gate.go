@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// A gate admits as many commands at a time as can be sent. The others queue in order. No command
-// overtakes another, so that none waits for ever. The first ones in the queue take the next free place
-// together: see [group].
+// A gate admits as many commands at a time as can be sent. The others queue in order. Only what holds locks overtakes
+// what asks for them ([Command.Holds]), so that none waits for ever. The first ones in the queue take the next free
+// place together: see [group].
 //
 // The pool of the client has a queue, too. But RedisTimeout would include the time in that queue,
 // in which the server has not been asked: with a thousand cold keys and ten connections the last
-// commands failed at a healthy Redis. The two gates of a server, for commands that go alone and for
-// those that may go together, admit as many as the pool has connections; all caches and locks on
-// one client share them. RedisTimeout begins when the gate admits the command. The wait ends with
+// commands failed at a healthy Redis. The gates of a server, for commands that go alone, for those that may go
+// together, and for pipelines of many keys ([throttle]), admit as many as the pool has connections; all caches and
+// locks on one client share them. RedisTimeout begins when the gate admits the command. The wait ends with
 // the caller, when the breaker opens, or when no command that has passed a gate was answered for
 // RedisTimeout. Pings pass none: they may be answered, on connections that work, while those that
 // the queue waits for are not. A place is free again when the time of its command is over, although
@@ -64,7 +64,11 @@ func (g *gate) enqueue(p parcel) *waiter {
 	w := &waiter{parcel: p, admitted: make(chan struct{})}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	w.element = g.queue.PushBack(w)
+	if p.first {
+		w.element = g.queue.PushFront(w)
+	} else {
+		w.element = g.queue.PushBack(w)
+	}
 	g.state.Add(oneWaiting)
 	g.admit(false) // a command may have left before it could see this one
 	return w

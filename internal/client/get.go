@@ -68,7 +68,7 @@ func (c *Client) GetMany(ctx context.Context, ahead []redis.Cmder, keys []string
 		return nil, 0, err
 	}
 	begun := time.Now()
-	what := Command{Op: "get", Key: keys[0], Within: c.Timeout, Spared: true, Cached: c.cached}
+	what := Command{Op: "get", Key: keys[0], Keys: len(keys), Within: c.Timeout, Spared: true, Cached: c.cached}
 	replies, err = DoWithin(ctx, c, what, func(ctx context.Context) ([]*redis.StringCmd, error) {
 		replies := make([]*redis.StringCmd, len(keys))
 		_, _ = Pipelined(ctx, c.Redis, func(p redis.Pipeliner) { // each reply has its error

@@ -27,8 +27,9 @@ import (
 // TestBreaker_Shared, TestServer_Shared, TestServer_Forgotten.
 type server struct {
 	rdb      redis.UniversalClient
-	alone    *gate // of commands that go alone
-	together *gate // of commands that may go with others, if the client is known to have one server
+	alone    *gate     // of commands that go alone
+	together *gate     // of commands that may go with others, if the client is known to have one server
+	many     *throttle // the gate of pipelines of many keys
 	wakes    *wake.Listener
 	node     *node // of all Clients without a background
 	breaker
@@ -82,14 +83,14 @@ func serverOf(rdb redis.UniversalClient) *server {
 func newServer(rdb redis.UniversalClient) *server {
 	all := connections(rdb)
 	now := time.Now()
-	s := &server{rdb: rdb, begun: now, clock: clock{begun: now}, alone: &gate{size: uint64(all)}}
+	few := max(1, all/4)
+	s := &server{rdb: rdb, begun: now, clock: clock{begun: now}, alone: &gate{size: uint64(all)}, many: newThrottle(few)}
 	s.together = s.alone
 	if _, ok := rdb.(*redis.Client); ok {
 		// Commands go together only if they certainly go to one server: a server that does not answer
 		// would hold up the commands for others. A few connections that carry many commands each cost
 		// less than many that carry few.
-		few := max(1, all/4)
-		s.alone.size = uint64(max(1, all-few))
+		s.alone.size = uint64(max(1, all-2*few))
 		s.together = &gate{size: uint64(few), most: firstTogether}
 	}
 	s.wakes, s.pings = wake.New(rdb), flight.NewReads[error, *flight.Turn[error]]()

@@ -16,6 +16,7 @@ type parcel struct {
 	cmd     redis.Cmder
 	ahead   redis.Cmder   // goes just ahead of cmd, or nil
 	more    []redis.Cmder // in place of cmd: a pipeline
+	first   bool          // before all others that wait
 }
 
 func (p parcel) addTo(ctx context.Context, pipe redis.Pipeliner) {
@@ -117,15 +118,23 @@ func (s *group) send(g *gate) {
 func (g *gate) adapt(length int, took, timeout time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.most = min(mostTogether, adapted(g.most, length, 2*g.most, firstTogether, took, timeout))
+}
+
+// adapted returns how much may be sent at a time, in place of most, since what was sent, when it was so much in all,
+// has taken a part of its timeout: more if it was quick, up to first if the server may be far away, less if it was
+// slow, but not one: that would not show when it can be more again.
+func adapted(most, sent, more, first int, took, timeout time.Duration) int {
 	switch {
 	case took > timeout/2:
-		g.most = max(min(g.most, length)/2, 2) // alone they would not show when they can grow again
-	case length < g.most:
+		return max(min(most, sent)/2, 2)
+	case sent < most:
 	case took <= timeout/8:
-		g.most = min(2*g.most, mostTogether)
+		return more
 	case took <= timeout/3:
-		g.most = max(g.most, min(2*g.most, firstTogether))
+		return max(most, min(more, first))
 	}
+	return most
 }
 
 // wait returns nil when the command has its reply, and an error when ctx ends before.

@@ -24,7 +24,8 @@ func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
 		return nil
 	}
 	now := time.Now()
-	refused, err := client.Do(ctx, c, "expire", pairs[0].Value, func(ctx context.Context) (refused []Pair, err error) {
+	what := client.Command{Op: "expire", Key: pairs[0].Value, Keys: len(pairs), Within: c.Timeout}
+	refused, err := client.DoWithin(ctx, c, what, func(ctx context.Context) (refused []Pair, err error) {
 		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for _, pair := range pairs { // EVAL, since a pipeline cannot fall back from EVALSHA
 				fresh, random := entry.Stale(now)

@@ -152,7 +152,7 @@ func GetOrLock(ctx context.Context, within time.Duration, locks []*Lock, queries
 			l.args.token, l.args.ttl, q.Known, q.Awaited, q.Take, q.For, 0)}
 	}
 	c, sent := locks[0].client, time.Now()
-	what := client.Command{Op: "lock", Key: locks[0].Keys.Value, Within: within, Spared: queries[0].Spared}
+	what := client.Command{Op: "lock", Key: locks[0].Keys.Value, Keys: len(locks), Within: within, Spared: queries[0].Spared, Sent: &sent}
 	answers := client.RunAll(ctx, c, what, calls, parseLockReply)
 	twins(len(locks), func(i int) bool { return answers[i].Value.Status == unrun }, func(i int) {
 		what := what
@@ -264,7 +264,7 @@ func (l *Lock) act(op string, script client.Script, keys [2]string, twin client.
 // lock, or an error.
 func Do(ctx context.Context, within time.Duration, acts ...Act) []Done {
 	c := acts[0].lock.client
-	what := client.Command{Op: acts[0].op, Key: acts[0].keys[0], Within: within}
+	what := client.Command{Op: acts[0].op, Key: acts[0].keys[0], Keys: len(acts), Holds: true, Within: within}
 	calls := make([]client.ScriptCall, len(acts))
 	for i, act := range acts {
 		calls[i] = act.ScriptCall

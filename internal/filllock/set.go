@@ -41,7 +41,8 @@ func (s Set) Do(ctx context.Context, c *client.Client) (superseded bool, err err
 func SetMany(ctx context.Context, c *client.Client, sets []Set) (errs []error, err error) {
 	var caller client.Caller
 	defer caller.Leave()
-	cmds, err := client.Do(ctx, c, "set", sets[0].Value, func(ctx context.Context) ([]redis.Cmder, error) {
+	what := client.Command{Op: "set", Key: sets[0].Value, Keys: len(sets), Within: c.Timeout}
+	cmds, err := client.DoWithin(ctx, c, what, func(ctx context.Context) ([]redis.Cmder, error) {
 		cmds, err := client.Pipelined(ctx, c.Redis, func(p redis.Pipeliner) {
 			for _, s := range sets { // EVAL, since a pipeline cannot fall back from EVALSHA
 				set := redis.NewCmd(ctx, "eval", wake.Lua+setLua, 2, s.Value, s.Lock, s.Data, s.Life.Milliseconds())
