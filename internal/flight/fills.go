@@ -334,12 +334,12 @@ func (g *Fills[R]) rest(f *Fill[R], d time.Duration) {
 	})
 }
 
-// Supersede notifies the fill of key that the key was deleted, set or expired.
-func (g *Fills[R]) Supersede(key string) {
+// Supersede notifies the fill of key that the key was deleted or expired, or set.
+func (g *Fills[R]) Supersede(key string, set bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if f := g.byKey[key]; f != nil {
-		g.supersede(f)
+		g.supersede(f, set)
 	}
 }
 
@@ -348,7 +348,7 @@ func (g *Fills[R]) Supersede(key string) {
 func (g *Fills[R]) LockLost(f *Fill[R]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.supersede(f)
+	g.supersede(f, false)
 }
 
 // Superseded reports whether Redis will refuse the result of a running load, as far as this process knows.
@@ -358,22 +358,25 @@ func (g *Fills[R]) Superseded(f *Fill[R]) bool {
 	return f.superseded
 }
 
-// SupersedeAll is Supersede for all keys.
+// SupersedeAll notifies all fills that their keys were deleted.
 func (g *Fills[R]) SupersedeAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, f := range g.byKey {
-		g.supersede(f)
+		g.supersede(f, false)
 	}
 }
 
 // supersede makes the result of a running load void for callers that joined after it began; they
-// start another fill at once. A fill that is not loading asks Redis again.
-func (g *Fills[R]) supersede(f *Fill[R]) {
+// start another fill at once. A fill that is not loading asks Redis again. If it waits for a slot it does so at
+// once only if it may find a value: Clear would wake thousands of goroutines.
+func (g *Fills[R]) supersede(f *Fill[R], set bool) {
 	switch {
 	case f.phase == acquiring:
 		f.callers.kept = false
-		f.wake()
+		if set || f.load.queued == nil || !f.callers.want() {
+			f.wake()
+		}
 	case f.phase == loading && !f.superseded:
 		f.superseded = true
 		g.forget(f)

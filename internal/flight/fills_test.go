@@ -104,8 +104,12 @@ func TestFills_StampsDecide(t *testing.T) {
 func TestFills_SupersededLoad(t *testing.T) {
 	t.Parallel()
 	for how, supersede := range map[string]func(g *Fills[string], f *Fill[string]){
-		"Supersede": func(g *Fills[string], f *Fill[string]) { g.Supersede("other"); g.Supersede("k"); g.Supersede("k") },
-		"LockLost":  func(g *Fills[string], f *Fill[string]) { g.LockLost(f); g.LockLost(f) },
+		"Supersede": func(g *Fills[string], f *Fill[string]) {
+			g.Supersede("other", false)
+			g.Supersede("k", false)
+			g.Supersede("k", false)
+		},
+		"LockLost": func(g *Fills[string], f *Fill[string]) { g.LockLost(f); g.LockLost(f) },
 	} {
 		runInBubble(t, how, func(t *testing.T) {
 			g := newFills()
@@ -144,7 +148,7 @@ func TestFills_OneOfSeveralKeys(t *testing.T) {
 		end     func(g *Fills[string], f *Fill[string])
 		verdict Verdict
 	}{
-		"superseded":   {func(g *Fills[string], _ *Fill[string]) { g.Supersede("k") }, Outdated},
+		"superseded":   {func(g *Fills[string], _ *Fill[string]) { g.Supersede("k", false) }, Outdated},
 		"too old":      {func(g *Fills[string], f *Fill[string]) { endWith(g, f, "v", 1) }, Outdated},
 		"will not do":  {func(g *Fills[string], f *Fill[string]) { endWith(g, f, "bad", Always) }, Outdated},
 		"no patience":  {func(*Fills[string], *Fill[string]) { time.Sleep(time.Minute) }, Impatient},
@@ -190,7 +194,7 @@ func TestFills_Queue(t *testing.T) {
 	leave()
 	for name, wake := range map[string]func(g *Fills[string], w *Waiter[string]){
 		"a slot":          func(g *Fills[string], w *Waiter[string]) { g.Wake(w.Fill.load) },
-		"Supersede":       func(g *Fills[string], _ *Waiter[string]) { g.Supersede("k") },
+		"Set":             func(g *Fills[string], _ *Waiter[string]) { g.Supersede("k", true) },
 		"the last caller": func(g *Fills[string], w *Waiter[string]) { wait(gone, g, w) },
 		"WakeAll":         func(g *Fills[string], _ *Waiter[string]) { g.WakeAll() },
 	} {

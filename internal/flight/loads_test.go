@@ -126,6 +126,44 @@ func TestMaxLoads_ValueOfAQueuedKey(t *testing.T) {
 	})
 }
 
+// A key that is invalidated while it waits for a slot asks Redis when it is its turn: Clear and Delete wake none.
+//
+//fault:clear-of-a-queue
+func TestMaxLoads_ClearOfTheQueue(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		const keys = 100
+		var asks atomic.Int64
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if strings.HasPrefix(cmd.Name(), "eval") {
+				asks.Add(1)
+			}
+			return nil
+		}))
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := cachetest.NewSource[string](t)
+		busy := cachetest.GoGet(t.Context(), c, "busy", src.Load)
+		load := src.Next(t)
+		names, queue := make([]string, keys), make([]*cachetest.Call[string], keys)
+		for i := range keys {
+			names[i] = fmt.Sprint("k", i)
+			queue[i] = cachetest.GoGet(t.Context(), c, names[i], cachetest.Gives("v"))
+		}
+		synctest.Wait()
+		before := asks.Load()
+		redistest.Must(t, c.Clear(t.Context()))
+		redistest.Must(t, c.Delete(t.Context(), names...))
+		synctest.Wait()
+		if n := asks.Load() - before; n > 1 { // busy starts to wake its waiters
+			t.Errorf("%d of %d keys that wait for a slot have asked", n, keys)
+		}
+		load.Give("v")
+		busy.Want(t, "v")
+		for _, a := range queue {
+			a.Want(t, "v")
+		}
+	})
+}
+
 // A fill that waits for another process holds no slot.
 func TestMaxLoads_WaitingHoldsNoSlot(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {

@@ -28,7 +28,7 @@ type Keys struct {
 
 // Fills are the running fills of this process: see [flight.Fills].
 type Fills interface {
-	Supersede(key string)
+	Supersede(key string, set bool)
 	SupersedeAll()
 	Go(run func())
 }
@@ -176,9 +176,12 @@ func (k *Keys) expire(ctx context.Context, pairs []filllock.Pair) error {
 
 // Invalidated is called when the command has returned: a later caller then joins no fill that began
 // before it, and gets no value that was in memory before it.
-func (k *Keys) Invalidated(keys ...string) {
+func (k *Keys) Invalidated(keys ...string) { k.invalidated(keys, false) }
+
+// invalidated tells a fill, if the command was a Set, that it may find a value.
+func (k *Keys) invalidated(keys []string, set bool) {
 	for _, key := range keys {
-		k.fills.Supersede(key)
+		k.fills.Supersede(key, set)
 		if k.near != nil {
 			k.near.Forget(k.store.Key(key))
 		}

@@ -39,7 +39,7 @@ func (x *Sets) Set(ctx context.Context, key string, v any) error {
 	if s.Data == nil {
 		return x.keys.Delete(ctx, key)
 	}
-	defer x.keys.Invalidated(key)
+	defer x.keys.invalidated([]string{key}, true)
 	return value.Wrap(ctx, "set", x.set(ctx, s))
 }
 
@@ -83,7 +83,7 @@ func (x *Sets) newSet(key string, v any) (s set, err error) {
 
 // SetMany stores values, in few round trips, and returns the errors of keys that may not have been stored.
 func (x *Sets) SetMany(ctx context.Context, keys []string, valueOf func(key string) any) map[string]error {
-	defer x.keys.Invalidated(keys...)
+	defer x.keys.invalidated(keys, true)
 	errs := make(map[string]error)
 	var sets []set
 	var gone []string // their values are not to be stored
