@@ -57,7 +57,11 @@ func (c *call) settle(a *ask) (over bool) {
 		}
 		c.deliver(a, &w.Result.Found, from)
 		return true
-	case w.Result != nil && w.Result.Unverified && c.unreachable(a):
+	case w.Result != nil && w.Result.Unverified && c.Client.Away(c.Store.Key(a.Key)):
+		// The call came after the beginning of the load, and Redis cannot tell whether another process has invalidated
+		// the key in between. This process has not: then there is no result. The breaker counts now, and not when the
+		// call joined: once Redis is back, a Delete in another process may have succeeded. See
+		// TestUnlocked_LateCallerAfterTheOutage.
 		c.deliver(a, &w.Result.Found, origin{shared: true})
 		return true
 	case c.ctx.Err() == nil:
@@ -112,19 +116,6 @@ func (a *ask) mayBeStored() bool {
 	default: // what was not to be stored has no ID
 		return r.Unverified && r.Entry.ID != 0 && client.Unreachable(r.StoreErr)
 	}
-}
-
-// unreachable reports whether Redis did not answer a command that was sent after the call had joined. Only then may a
-// call that came after the beginning of a load without the lock have its value: otherwise Redis may have been reachable
-// for a moment, in which a Delete in another process succeeded. While
-// the breaker is open, the probes tell so; if none has come to its end yet, the call joins the next load
-// in place of waiting for one.
-func (c *call) unreachable(a *ask) bool {
-	k := c.Store.Key(a.Key)
-	if c.Client.Away(k) {
-		return c.Client.Unanswered(k, a.wait.Joined)
-	}
-	return !c.Client.Reachable(c.ctx, k, a.wait.Joined)
 }
 
 // fallback returns the old value that a caller gets in place of a failure, or when it leaves at the end of its time;

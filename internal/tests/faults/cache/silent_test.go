@@ -260,6 +260,34 @@ func TestLoad_WithoutRedis(t *testing.T) {
 	})
 }
 
+// While the breaker is open, all callers that join a load have its value, however short it is.
+//
+//fault:unreachable
+//fault:joins-in-an-outage
+func TestBreaker_OneLoadForAll(t *testing.T) {
+	t.Parallel()
+	const callers, within, load = 20, 40 * time.Millisecond, 50 * time.Millisecond
+	onLink(t, "", func(t *testing.T, link *redistest.MiniLink, c *cachetest.Cache) {
+		link.BlackHole(true)
+		for i := 0; !c.Stats().BreakerOpen; i++ {
+			c.MustLoad(fmt.Sprint("other", i))
+		}
+		before := c.Loads.Load()
+		c.During = func(string) { time.Sleep(load) }
+		begun := time.Now()
+		var calls sync.WaitGroup
+		for range callers {
+			calls.Go(func() { c.WantValue("k") })
+			time.Sleep(within / callers)
+		}
+		calls.Wait()
+		if took := time.Since(begun); took != load {
+			t.Errorf("the last of %d callers has its value after %v, want %v", callers, took, load)
+		}
+		c.WantLoads(before + 1)
+	})
+}
+
 // A Delete, Set or Expire without Redis returns an error, and later callers in its process load again.
 // They do not join a load that began before it, or while its command was being sent.
 //
