@@ -106,6 +106,7 @@ func newType[T any](namespace string, s settings, opts *Options[T]) (*value.Type
 	}
 	tries := typ.Kind() == reflect.Interface && codec.Own(in) // Marshal gets what T holds, and does not know T
 	v := &value.Type{Formats: codec.FormatsOf(by), Policy: s.Policy}
+	v.Policy.Version = opts.Version
 	v.Encode = func(key string, v any) (payload []byte, err error) {
 		defer recovered(&err)
 		if payload, err = of(key).Marshal(*v.(*T)); err == nil && payload == nil {

@@ -289,7 +289,7 @@ func TestNear_Fallback(t *testing.T) {
 	s := redistest.Start(t)
 	p := redistest.NewProxy(t, s.Addr)
 	opts := near(singlefill.Near{MaxLag: 50 * time.Millisecond})
-	opts.StaleIfError, opts.RedisTimeout = time.Hour, 100*time.Millisecond
+	opts.StaleIfError, opts.RedisTimeout, opts.Version = time.Hour, 100*time.Millisecond, 1
 	c, err := singlefill.New(p.Client(t), redistest.Namespace(t), time.Hour, opts)
 	redistest.Must(t, err)
 	defer c.Close()

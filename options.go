@@ -25,6 +25,12 @@ type Options[T any] struct {
 	// Codec turns values into bytes. Default: [MsgPack].
 	Codec Codec
 
+	// Version tells entries of different shapes of T apart. Raise it when a value that an older program stored, decoded as T,
+	// must not be served, for example since it lacks a new field. An entry of a lower version is a miss: it is loaded once
+	// in the fleet and replaced when it is asked for. An entry of a higher version is served, so that old and new processes
+	// of a deployment never replace each other's entries in turn: see docs/values.md. Default: 0.
+	Version uint32
+
 	// TTLFunc returns the life of one value in place of the ttl given to [New]. With less than 1 ms
 	// the value is not stored: callers of this process that waited get it, those in other processes
 	// load one after the other. The stale windows begin when that life ends: turn them off for values that
@@ -145,7 +151,7 @@ type Options[T any] struct {
 }
 
 // OptionsFor returns options for a cache of T with the settings of o, or the defaults if it is nil:
-// all but TTLFunc, Tags and LoadMany, which know the type of o. So caches share what they have in common:
+// all but Version, TTLFunc, Tags and LoadMany, which belong to the type of o. So caches share what they have in common:
 //
 //	shared := &singlefill.Options[any]{StaleIfError: time.Hour}
 //	users, err := singlefill.New(rdb, "users", time.Hour, singlefill.OptionsFor[User](shared))

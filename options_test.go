@@ -231,10 +231,10 @@ func TestOptions_Defaults(t *testing.T) {
 	})
 }
 
-// OptionsFor copies every setting but those that know the type.
+// OptionsFor copies every setting but those that belong to the type.
 func TestOptionsFor(t *testing.T) {
 	t.Parallel()
-	from := &singlefill.Options[string]{TTLFunc: lifeInMinutes, Tags: func(string, string) []string { return nil }, LoadMany: new(manySource).load}
+	from := &singlefill.Options[string]{TTLFunc: lifeInMinutes, Tags: func(string, string) []string { return nil }, LoadMany: new(manySource).load, Version: 1}
 	v := reflect.ValueOf(from).Elem()
 	for i := range v.NumField() {
 		switch f := v.Field(i); f.Kind() {
@@ -249,7 +249,7 @@ func TestOptionsFor(t *testing.T) {
 	to := reflect.ValueOf(singlefill.OptionsFor[int](from)).Elem()
 	for i := range v.NumField() {
 		name := v.Type().Field(i).Name
-		if knowsT := name == "TTLFunc" || name == "Tags" || name == "LoadMany"; v.Field(i).IsZero() || to.Field(i).IsZero() != knowsT ||
+		if knowsT := name == "Version" || name == "TTLFunc" || name == "Tags" || name == "LoadMany"; v.Field(i).IsZero() || to.Field(i).IsZero() != knowsT ||
 			!knowsT && !reflect.DeepEqual(to.Field(i).Interface(), v.Field(i).Interface()) {
 			t.Errorf("%s is %v, copied as %v", name, v.Field(i), to.Field(i))
 		}

@@ -64,7 +64,7 @@ func (x *execution) get(ctx context.Context, namespace, key, name string, payloa
 		_, err := x.stdout.Write(e.Payload)
 		return err
 	}
-	r := rowOf(key, string(stored[:entry.HeaderLen]), int64(len(stored)), ttl.Val(), time.Now())
+	r := rowOf(key, string(stored[:e.PayloadAt()]), int64(len(stored)), ttl.Val(), time.Now())
 	decoded, name, err := decode(e, name)
 	if err != nil {
 		return err
@@ -124,6 +124,7 @@ func (x *execution) describe(r row, redisKey string) {
 		line("gone", "in %v", r.GoneIn)
 	}
 	line("size", "%s", size(r.Bytes))
+	line("version", "%d", r.Version)
 }
 
 // maxNesting is how deep values may be nested.

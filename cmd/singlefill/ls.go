@@ -26,6 +26,7 @@ type row struct {
 	GoneIn   seconds   `json:"gone_in_seconds"`   // Redis' TTL; negative: it has none
 	Load     seconds   `json:"load_seconds"`      // how long its load took; 0: it was set
 	Bytes    int64     `json:"bytes"`             // in Redis, with the header of 35 bytes
+	Version  uint32    `json:"version"`           // Options.Version of its writer
 }
 
 const foreign = "foreign"
@@ -38,6 +39,7 @@ func rowOf(key, header string, size int64, ttl time.Duration, now time.Time) row
 		return r
 	}
 	r.Written, r.Age, r.FreshFor, r.Load = e.WrittenAt, seconds(e.Age(now)), seconds(e.FreshUntil.Sub(now)), seconds(e.LoadTime)
+	r.Version = e.Version
 	if e.Expired {
 		r.FreshFor = min(r.FreshFor, 0)
 	}
@@ -70,7 +72,7 @@ func (x *execution) rows(ctx context.Context, namespace string, keys []string) (
 	headers, sizes, ttls := make([]*redis.StringCmd, len(keys)), make([]*redis.IntCmd, len(keys)), make([]*redis.DurationCmd, len(keys))
 	_, _ = x.rdb.Pipelined(ctx, func(p redis.Pipeliner) error { // each command has its error
 		for i, key := range keys {
-			headers[i], sizes[i], ttls[i] = p.GetRange(ctx, key, 0, entry.HeaderLen-1), p.StrLen(ctx, key), p.PTTL(ctx, key)
+			headers[i], sizes[i], ttls[i] = p.GetRange(ctx, key, 0, entry.HeaderLen+entry.VersionLen-1), p.StrLen(ctx, key), p.PTTL(ctx, key)
 		}
 		return nil
 	})
@@ -164,13 +166,13 @@ func (x *execution) list(ctx context.Context, namespace, match string, limit int
 	if none != nil {
 		return none
 	}
-	t := x.table("KEY", x.colour(header), "AGE", "FRESH", "GONE IN", "LOAD", "SIZE")
+	t := x.table("KEY", x.colour(header), "AGE", "FRESH", "GONE IN", "LOAD", "SIZE", "VERSION")
 	for _, r := range kept {
 		gone := r.GoneIn.String()
 		if r.GoneIn < 0 {
 			gone = "never"
 		}
-		t.add(printable(r.Key), x.colour(r.State), r.Age, r.fresh(), gone, r.Load, size(r.Bytes))
+		t.add(printable(r.Key), x.colour(r.State), r.Age, r.fresh(), gone, r.Load, size(r.Bytes), r.Version)
 	}
 	_ = t.Flush()
 	if len(kept) < found {

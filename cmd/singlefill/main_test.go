@@ -699,3 +699,27 @@ func TestConnect_TLSPort(t *testing.T) {
 		check(t, l.Close())
 	}
 }
+
+// ls, ttl and get tell the version of an entry.
+func TestVersion(t *testing.T) {
+	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		for version, key := range []string{"of no version", "of version 1"} {
+			cache, err := singlefill.New(rdb, ns, time.Hour, &singlefill.Options[string]{Version: uint32(version)})
+			check(t, err, cache.Set(t.Context(), key, "v"), cache.Close())
+			for _, args := range [][]string{{"ttl", "-json", ns, key}, {"get", "-json", ns, key}} {
+				var r struct{ Version uint32 }
+				check(t, json.Unmarshal([]byte(c.ok(args...)), &r))
+				if r.Version != uint32(version) {
+					t.Errorf("%q tells version %d", args, r.Version)
+				}
+			}
+		}
+		if got := c.ok("get", "-payload", ns, "of version 1"); got != "\xa1v" {
+			t.Errorf("the payload is %q", got)
+		}
+		if got := c.ok("ls", ns); !strings.Contains(got, "VERSION") {
+			t.Errorf("ls shows no version: %s", got)
+		}
+	})
+}

@@ -22,7 +22,8 @@ type golden struct {
 	Expired    bool   `json:"expired"`
 	FreshUntil int64  `json:"fresh_until_ms"`
 	WrittenAt  int64  `json:"written_at_ms"`
-	Format     Format `json:"format"` // 0: an entry of a version that said none
+	Format     Format `json:"format"`  // 0: an entry of an earlier version of this package, which said none
+	Version    uint32 `json:"version"` // Options.Version of its writer
 	LoadTime   int64  `json:"load_time_ms"`
 	Payload    string `json:"payload_hex"`
 	Refused    bool   `json:"refused"`
@@ -58,7 +59,7 @@ func TestEntry_Golden(t *testing.T) {
 			continue
 		}
 		want := Entry{
-			NotFound: g.NotFound, Expired: g.Expired, FreshUntil: time.UnixMilli(g.FreshUntil), WrittenAt: time.UnixMilli(g.WrittenAt), Format: g.Format,
+			NotFound: g.NotFound, Expired: g.Expired, FreshUntil: time.UnixMilli(g.FreshUntil), WrittenAt: time.UnixMilli(g.WrittenAt), Format: g.Format, Version: g.Version,
 			LoadTime: time.Duration(g.LoadTime) * time.Millisecond, ID: IDOf(stored), Payload: goldenBytes(t, g.Payload),
 		}
 		if err != nil || !reflect.DeepEqual(e, want) {

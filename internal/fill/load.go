@@ -231,7 +231,7 @@ func (r *running) previous(f *filling) (any, event.ValueInfo) {
 		return nil, event.ValueInfo{}
 	}
 	old := f.old.Entry
-	if old.NotFound || old.Payload == nil {
+	if old.NotFound || old.Payload == nil || old.Version < r.Store.Type.Policy.Version {
 		return nil, event.ValueInfo{}
 	}
 	v, err := r.Store.Type.DecodeEntry(f.key, &old)

@@ -203,7 +203,7 @@ func (x *set) encode(f *filling) (data []byte, note filllock.ReleaseNote) {
 		return nil, note
 	}
 	o.entry.NotFound, o.entry.LoadTime, o.entry.WrittenAt = o.NotFound, o.info.Duration, time.Now()
-	o.entry.FreshUntil = o.entry.WrittenAt.Add(o.Life)
+	o.entry.FreshUntil, o.entry.Version = o.entry.WrittenAt.Add(o.Life), typ.Policy.Version
 	if *storeErr == nil {
 		data, *storeErr = o.entry.Encode()
 	}
@@ -212,7 +212,7 @@ func (x *set) encode(f *filling) (data []byte, note filllock.ReleaseNote) {
 		return nil, note
 	}
 	o.entry.ID = entry.IDOf(data)
-	o.entry.Payload = data[entry.HeaderLen:] // the codec may have returned memory of the value itself
+	o.entry.Payload = data[o.entry.PayloadAt():] // the codec may have returned memory of the value itself
 	if o.Life < time.Millisecond {
 		note.Drop = true // remove the old entry, too
 		return nil, note

@@ -76,7 +76,8 @@ func (x *Sets) newSet(key string, v any) (s set, err error) {
 	now := time.Now()
 	s.Life = store.KeptFor(life)
 	s.Data, err = entry.Entry{
-		FreshUntil: now.Add(life), WrittenAt: now, Format: store.Type.Formats.Written, Payload: payload,
+		FreshUntil: now.Add(life), WrittenAt: now, Format: store.Type.Formats.Written, Version: store.Type.Policy.Version,
+		Payload: payload,
 	}.Encode()
 	return s, err
 }

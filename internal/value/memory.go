@@ -247,7 +247,7 @@ func (s *Store) Recall(l *Lookup) {
 	}
 	old := Found{Value: v, At: time.Now(), Freshness: IfError, Err: err}
 	old.Entry = entry.Entry{
-		NotFound: c.Value == nil, Expired: true, // for all that is known
+		NotFound: c.Value == nil, Expired: true, Version: s.policy.Version, // for all that is known
 		FreshUntil: time.UnixMilli(c.FreshUntil), WrittenAt: time.UnixMilli(c.WrittenAt), ID: c.ID,
 	}
 	if err == nil {

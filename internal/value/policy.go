@@ -28,6 +28,8 @@ type Policy struct {
 
 	StaleWhileRevalidate time.Duration
 	StaleIfError         time.Duration
+
+	Version uint32 // entries of a lower one are expired
 }
 
 // shorten subtracts the jitter from a life.
@@ -58,6 +60,9 @@ func (p *Policy) KeptFor(life time.Duration) time.Duration {
 // leave the entry fresh in a process whose clock is behind. See TestClocks_Freshness and
 // TestClocks_Expire.
 func (p *Policy) freshnessOf(e *entry.Entry, now time.Time) Freshness {
+	if e.Version < p.Version {
+		return Expired
+	}
 	late := now.Sub(e.FreshUntil)
 	if late < 0 && !e.Expired {
 		return Fresh
@@ -80,11 +85,14 @@ func (p *Policy) freshnessOf(e *entry.Entry, now time.Time) Freshness {
 // β·δ·ln(n·β·δ) before the end. For slow loads of hot values that is the whole life, and they would load
 // without pause. So by default no draw is longer than half of the life.
 //
+// An entry of a higher version is not refreshed early: a process that has that version would load it again. Once it is
+// stale any process replaces it, also after a rollback.
+//
 // This is XFetch: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede
 // Prevention, VLDB 2015.
 func (p *Policy) EarlyBy(e *entry.Entry, draw func() float64) time.Duration {
 	mean := p.EarlyRefresh * float64(e.LoadTime)
-	if mean == 0 {
+	if mean == 0 || e.Version > p.Version {
 		return 0
 	}
 	by := time.Duration(min(draw()*mean, float64(forever)))

@@ -368,3 +368,27 @@ func TestScan_Restart(t *testing.T) {
 		})
 	}
 }
+
+// DeleteTag of a program with a higher Version deletes the values of older ones, also if it has to read all values.
+func TestDeleteTag_LowerVersion(t *testing.T) {
+	t.Parallel()
+	for name, loss := range map[string]func(t *testing.T, look redis.UniversalClient, ns string){
+		"nothing": func(*testing.T, redis.UniversalClient, string) {}, "indexes": lose(":index"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+				before, ns := newCache(t, rdb)
+				next := tagged
+				next.Version = 1
+				after := cachetest.NewCacheIn(t, rdb, ns, &next)
+				redistest.Must(t, before.SetMany(t.Context(), map[string]string{"k1": "a", "k2": "b", "k3": "b"}))
+				loss(t, look, ns)
+				redistest.Must(t, after.DeleteTag(t.Context(), "a"))
+				wantKeys(t, look, ns, "its tag is deleted", []string{"k1", "k2", "k3"}, []string{"k2", "k3"})
+				redistest.Must(t, after.DeleteTag(t.Context(), "b"))
+				wantKeys(t, look, ns, "all tags are deleted", []string{"k1", "k2", "k3"}, nil)
+			})
+		})
+	}
+}
