@@ -11,6 +11,7 @@ require (
 	github.com/redis/rueidis v1.0.78
 	github.com/redis/rueidis/rueidisaside v1.0.78
 	github.com/singlefill/singlefill v0.0.0-00010101000000-000000000000
+	github.com/viccon/sturdyc v1.1.5
 	github.com/vmihailenco/msgpack/v5 v5.4.1
 	golang.org/x/sync v0.24.0
 )
