@@ -23,7 +23,8 @@
 // A key names everything that its value depends on, such as a language. Any string but the empty one
 // is a key. In Redis the key 42 of the namespace users is users:{42}, and its fill lock is
 // users:{42}:lock, both in one slot. All processes that use a namespace must agree on the type, the
-// codec and the meaning of a key; when one of these changes, change the namespace ("users/2").
+// codec and the meaning of a key; when one of these changes, change the namespace ("users/2"). If T
+// only gets another field, raise [Options.Version].
 //
 // A value is fresh for the ttl given to [New], or for what [Options.TTLFunc] returns, if no process
 // deletes it: choose it as if every Delete could fail. Then the stale windows begin. No value is served

@@ -142,7 +142,7 @@ var cases = []struct {
 		redistest.Must(t, both.Wait())
 		return fmt.Sprint(loads.Load())
 	}},
-	{"after a `Delete` by b during a load by a, a gets", func(t *testing.T, s *redistest.Server, p int) string {
+	{"b deletes the key during a load by a; the next call of a gets", func(t *testing.T, s *redistest.Server, p int) string {
 		a, b := peers[p].open(s.Addr, t.Cleanup), peers[p].open(s.Addr, t.Cleanup)
 		_, err := a.get(t.Context(), "k", func() (string, error) { return "the old value", b.delete(t.Context(), "k") })
 		redistest.Must(t, err)
@@ -173,7 +173,7 @@ var cases = []struct {
 		}
 		return v
 	}},
-	{"if a is killed while it loads, b", func(t *testing.T, s *redistest.Server, p int) string {
+	{"a is killed while it loads; a call of b", func(t *testing.T, s *redistest.Server, p int) string {
 		a, loads := redistest.Spawn(t, "holder", s.Addr, strconv.Itoa(p)), make(chan bool, 1)
 		a.Expect("loads")
 		ended := make(chan error, 1)
@@ -185,7 +185,7 @@ var cases = []struct {
 		defer func() { redistest.Must(t, <-ended) }()
 		select {
 		case <-loads:
-			return "has loaded beside a"
+			return "loads at once, beside a"
 		case <-time.After(lockLife / 4):
 		}
 		a.Kill()

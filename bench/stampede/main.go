@@ -4,10 +4,10 @@
 //
 //	go -C bench run ./stampede -svg ../docs/stampede.svg
 //
-// For each protection it starts 8 processes of 50 goroutines, on a redis-server that it starts, too. First all goroutines
-// ask at once for a cold key. Then they ask again and again, at a steady pace, while the value expires three times. A load
-// only sleeps. When the value expires, the first two ways let callers wait for the load. With singlefill a hit has
-// refreshed the value shortly before, so it may load more often than a value expires.
+// For each protection it starts 8 processes of 50 goroutines, on a redis-server that it starts, too. First all
+// goroutines ask at once for a cold key. Then they ask again and again, at a steady pace, while the value expires three
+// times. A load only sleeps. When the value expires, the first two ways let callers wait for the load. With singlefill
+// a hit has refreshed the value shortly before, so it may load more often than a value expires.
 package main
 
 import (

@@ -44,8 +44,8 @@ func inEachProcess(rdb *redis.Client, ttl time.Duration, load getter) (getter, f
 	}, func() error { return nil }
 }
 
-// byHand is the lock that is often written: it loads once, unless a load takes longer than the lock lives. Then a caller
-// deletes the lock of another.
+// byHand is the lock that is often written: it loads once, unless a load takes longer than the lock lives. Then a
+// caller deletes the lock of another.
 func byHand(rdb *redis.Client, ttl time.Duration, load getter) (getter, func() error) {
 	return func(ctx context.Context, key string) (string, error) {
 		name, lock := "b:"+key, "b:lock:"+key

@@ -42,8 +42,8 @@ func wantVersion(t *testing.T, rdb redis.UniversalClient, ns, key string, want u
 	}
 }
 
-// An entry of a lower version is a miss for each call. It is loaded once and replaced, and the old program then gets the
-// new entry.
+// An entry of a lower version is a miss for each call. It is loaded once and replaced, and the old program then gets
+// the new entry.
 func TestVersion_Lower(t *testing.T) {
 	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
@@ -89,8 +89,8 @@ func TestVersion_LowerNotFound(t *testing.T) {
 	})
 }
 
-// An entry of a higher version is served. It is not refreshed early, since a process of its version would load it again.
-// A stale one is replaced by any version, also after a rollback.
+// An entry of a higher version is served. It is not refreshed early, since a process of its version would load it
+// again. A stale one is replaced by any version, also after a rollback.
 func TestVersion_Higher(t *testing.T) {
 	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for kind, of := range cachetest.RefreshKinds {
