@@ -294,8 +294,7 @@ func (c *rooms) close() {
 		c.fills.Close()
 	})
 	c.fills.Drain()
-	c.client.Settle()
-	c.client.StopListening()
+	c.client.Close()
 	if c.near != nil {
 		c.near.Close()
 	}

@@ -1,4 +1,4 @@
-// Package client bounds every command in time, observes it and counts it for a breaker, for any
+// Package client bounds every command in time, observes it and tells the line to its server of it, for any
 // client that the user supplies.
 package client
 
@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/line"
 )
 
 // A Client bounds and observes the commands of one cache or lock.
@@ -28,17 +30,17 @@ type Client struct {
 	nodes   nodes
 	changes changes
 	queued  atomic.Int64
-	left    atomic.Int64 // until when commands run that the opening breaker has taken from their callers, in ns since begun
+	traits  traits
 
-	fromMasters bool // see ReadFromMasters
-
-	closed     context.Context // ends when a probe finds that the user has closed the client
-	setClosed  func()
-	bounded    bool // Redis returns when the deadline of a context has passed
-	cached     bool // Redis keeps replies to GETs in memory
 	failed     func(ctx context.Context, op string, err error)
-	changed    func(why error)
-	background func(run func(closing <-chan struct{})) // nil: no breakers
+	background func(run func(closing <-chan struct{})) // nil: it watches no server
+}
+
+// The traits of a user's client.
+type traits struct {
+	bounded     bool // it returns when the deadline of a context has passed
+	cached      bool // it keeps replies to GETs in memory
+	fromMasters bool // see ReadFromMasters
 }
 
 // Check returns an error if rdb cannot be used as a client.
@@ -56,27 +58,28 @@ func Check(rdb redis.UniversalClient) error {
 }
 
 // New returns a Client that sends its commands through rdb. It calls failed for every command that
-// fails, and changed when a first breaker has opened, with the error that opened it, and when the last
-// one has closed, with nil. background runs a function that ends when closing is closed; without it there are no breakers.
+// fails, and changed when a first server is away, with the error that began it, and when the last
+// one has answered, with nil. background runs a function that ends when closing is closed; without it the Client
+// watches no server, and knows only what others on rdb learn.
 func New(rdb redis.UniversalClient, timeout time.Duration,
 	failed func(ctx context.Context, op string, err error), changed func(why error),
 	background func(run func(closing <-chan struct{}))) *Client {
-	c := &Client{Redis: rdb, Timeout: timeout, Servers: Servers{rdb: rdb}, failed: failed, changed: changed, background: background}
-	c.closed, c.setClosed = context.WithCancel(context.Background())
-	c.node = c.newNode(rdb, "")
-	c.node.follow()
+	c := &Client{Redis: rdb, Timeout: timeout, Servers: Servers{rdb: rdb}, failed: failed, background: background}
+	c.changes.changed = changed
+	c.node = c.newNode(rdb, nil)
+	c.node.join()
 	// By default go-redis observes the deadline of a context while it dials or waits for a
 	// connection, but not while it waits for a reply; with ContextTimeoutEnabled it does. The user's
 	// functions that are called for each new connection may take any time.
 	switch user := rdb.(type) {
 	case *redis.Client:
 		o := user.Options()
-		c.cached = CachesReplies(o)
-		c.bounded = o.ContextTimeoutEnabled && o.OnConnect == nil && o.CredentialsProvider == nil &&
+		c.traits.cached = CachesReplies(o)
+		c.traits.bounded = o.ContextTimeoutEnabled && o.OnConnect == nil && o.CredentialsProvider == nil &&
 			o.CredentialsProviderContext == nil && o.StreamingCredentialsProvider == nil
 	case *redis.ClusterClient:
 		o := user.Options()
-		c.bounded = o.ContextTimeoutEnabled && o.OnConnect == nil && o.CredentialsProvider == nil &&
+		c.traits.bounded = o.ContextTimeoutEnabled && o.OnConnect == nil && o.CredentialsProvider == nil &&
 			o.CredentialsProviderContext == nil && o.StreamingCredentialsProvider == nil && o.ClusterSlots == nil
 		c.nodes.cluster = user
 	}
@@ -90,7 +93,7 @@ func CachesReplies(o *redis.Options) bool {
 
 // MayLeave reports whether a GET with ctx may return before its reply, because ctx ends.
 func (c *Client) MayLeave(ctx context.Context) bool {
-	return ctx.Done() != nil && (!c.bounded || endsWithin(ctx, c.Timeout))
+	return ctx.Done() != nil && (!c.traits.bounded || endsWithin(ctx, c.Timeout))
 }
 
 // endsWithin reports whether ctx may end before a command that is sent now has returned.
@@ -106,7 +109,7 @@ type Command struct {
 	Keys   int           // of a pipeline; it waits for other pipelines of many keys: see throttle
 	Holds  bool          // its caller holds the locks of the keys: of those that wait it goes first
 	Within time.Duration // its bound, at most Client.Timeout
-	Spared bool          // its caller does not wait while the breaker is open, and has asked whether it is
+	Spared bool          // it is not sent while the server is away
 	Cached bool          // the user's client may answer it from memory, which shows nothing of the server
 
 	// Sent, if it is not nil, is set to when the command was about to be sent: after the wait at the gate, and
@@ -127,8 +130,8 @@ type call struct {
 	node   *node
 	sent   time.Time
 	gate   *gate
-	group  *group // with which it is sent, or nil
-	idle   bool   // no caller waits for it
+	group  *group          // with which it is sent, or nil
+	opened <-chan struct{} // closed when its caller is to leave, perhaps; nil: it stays
 }
 
 // Do runs one command or pipeline on the node of key, for at most c.Timeout from when it can be
@@ -237,17 +240,23 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 		if err := c.wait(&call, p); err != nil {
 			return none, err
 		}
-		call.Spared = true // the breaker was closed, and may open any moment if the queue has not moved
+		call.Spared = true // the server was there, and may be away any moment if the queue has not moved
+	} else if what.Spared {
+		if err := c.refusal(n); err != nil {
+			call.leave(false)
+			return none, err
+		}
 	}
 	group, shared := call.group, n.limit.next(call.sent, c.Timeout)
-	if c.bounded && !queues && !endsWithin(ctx, what.Within) && !n.quiet(shared.begun) {
+	since := call.send()
+	if c.traits.bounded && !queues && !endsWithin(ctx, what.Within) && !since.Before(shared.begun) {
 		answered := false
 		n.using.Add(1)
 		defer func() { n.using.Add(-1); call.leave(answered) }()
 		bounded, cancel := c.bound(ctx, shared, what.Within)
 		defer cancel()
 		r, err := run(bounded, group)
-		err = n.explain(err, what.Within)
+		err = n.Explain(err, what.Within)
 		answered = c.observe(ctx, call, err)
 		return r, err
 	}
@@ -255,6 +264,16 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 	leave := call.leave
 	done := func(answered bool) { cancel(); leave(answered) }
 	return runAsync(ctx, call, bounded, done, func(ctx context.Context) (R, error) { return run(ctx, group) })
+}
+
+// send tells the line that the command goes. It returns when the silence began in which it goes: if that was before the
+// limit of the command begins, others are on their way unanswered, and the command may have to be left to itself.
+func (call *call) send() (since time.Time) {
+	since, call.opened = call.node.line.Send(call.Key, call.sent)
+	if !call.Spared && call.client.away(call.node) != nil { // it is to find out whether the server is back
+		call.opened = nil
+	}
+	return since
 }
 
 // leave leaves the gate. Commands that are sent together leave together, by themselves.
@@ -269,7 +288,7 @@ func (call call) leave(answered bool) {
 }
 
 // wait queues at the gate of a node until the command is admitted. It returns an error when ctx
-// ends, when the breaker opens, and when no command was answered for as long as a command may take:
+// ends, when the server is away, and when no command was answered for as long as a command may take:
 // then the queue does not move.
 func (c *Client) wait(call *call, p parcel) error {
 	c.queued.Add(1)
@@ -283,23 +302,19 @@ func (c *Client) wait(call *call, p parcel) error {
 	shared := n.limit.next(begun, c.Timeout).ctx.Done()
 	var patience <-chan time.Time // of a command that waits for longer
 	for {
-		opening := n.opens()
-		silent := n.stuckSince(begun)
-		if c.stalled(silent) { // the process was stalled, and answers may be about to arrive
+		opened := n.line.Opened()
+		stuck := call.gate.stuckSince(begun)
+		if stuck > c.Timeout+c.Timeout/10 { // the process was held up, and answers may be about to arrive
 			begun = time.Now().Add(-c.Timeout * 3 / 4)
-			silent = n.stuckSince(begun)
+			stuck = call.gate.stuckSince(begun)
 		}
-		if silent >= c.Timeout {
-			yieldToReaders()
-			silent = n.stuckSince(begun)
+		if stuck >= c.Timeout {
+			n.line.Look() // it may be due to go away
+			stuck = call.gate.stuckSince(begun)
 		}
 		err, fails := cmp.Or(ctx.Err(), c.refusal(n)), false
-		if err == nil && silent >= c.Timeout {
-			err = n.explain(fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout), silent)
-			call.sent = time.Now().Add(-silent)
-			if fails = c.noteFailure(*call, err); !fails {
-				err = cmp.Or(c.refusal(n), err) // as if this one had noticed the silence a moment later
-			}
+		if err == nil && stuck >= c.Timeout {
+			err, fails = n.Explain(fmt.Errorf("no answer for %v to the commands before: %w", stuck, redis.ErrPoolTimeout), stuck), true
 		}
 		if err != nil {
 			if !call.gate.giveUp(w) {
@@ -312,16 +327,16 @@ func (c *Client) wait(call *call, p parcel) error {
 			return err
 		}
 		if shared == nil {
-			patience = time.After(max(c.Timeout-silent, 1))
+			patience = time.After(max(c.Timeout-stuck, 1))
 		}
 		select {
 		case <-w.admitted:
 			enter()
-			if ctx.Err() == nil && c.away(n) == nil && n.stuckSince(begun) < c.Timeout {
+			if ctx.Err() == nil && c.away(n) == nil && call.gate.stuckSince(begun) < c.Timeout {
 				return nil
 			}
 		case <-ctx.Done():
-		case <-opening:
+		case <-opened:
 		case <-shared:
 			shared = nil
 		case <-patience:
@@ -334,12 +349,11 @@ func (c *Client) Queued() int64 { return c.queued.Load() }
 
 // runAsync runs a command in its own goroutine, which may outlive this call for as long as the
 // user's client makes it wait. done is called when the command has an outcome: at the latest when
-// bounded ends. The call returns when the breaker opens, unless no caller waits for it, or it is open from the
-// beginning: then the command is to find out whether the server is back.
+// bounded ends. The call returns when the server is away.
 //
 // A command goes on in another goroutine when its caller has left. go-redis respects a deadline
 // during a read only with ContextTimeoutEnabled. And a command that ended with its caller would
-// tell the breaker nothing: callers with short deadlines would hide a dead server for ever. See
+// show nothing: callers with short deadlines would hide a dead server for ever. See
 // TestBreaker_ImpatientCallers.
 func runAsync[R any](ctx context.Context, call call, bounded context.Context, done func(answered bool),
 	cmd func(ctx context.Context) (R, error)) (R, error) {
@@ -353,7 +367,7 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 	var finished atomic.Bool
 	finish := func(r R, err error) {
 		if finished.CompareAndSwap(false, true) {
-			err = n.explain(err, cmp.Or(call.Within, c.Timeout))
+			err = n.Explain(err, cmp.Or(call.Within, c.Timeout))
 			answered := false
 			defer func() { // also if Trace.RedisError leaves by panic or runtime.Goexit
 				done(answered)
@@ -362,14 +376,10 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 			answered = c.observe(ctx, call, err)
 		}
 	}
-	opening := n.opens()
+	opened := call.opened
 	var left error // why the caller leaves
-	switch away := c.refusal(n); {
-	case away != nil && call.Spared: // it has opened since the caller asked
-		left = away
-		c.leaves(bounded)
-	case away != nil || call.idle:
-		opening = nil
+	if opened != nil {
+		left = c.refusal(n)
 	}
 	n.using.Add(1)
 	go func() {
@@ -390,31 +400,14 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 			return r.value, r.err
 		case <-ctx.Done():
 			left = ctx.Err()
-		case <-opening:
-			opening = n.opens()
-			if !finished.Load() { // otherwise its own error may have opened the breaker
+		case <-opened:
+			opened = n.line.Opened()
+			if !finished.Load() { // otherwise it has its own error
 				left = c.refusal(n)
 			}
-			if left != nil {
-				c.leaves(bounded)
-			}
 		}
 	}
 }
-
-// leaves notes that the caller of a command leaves.
-func (c *Client) leaves(bounded context.Context) {
-	end, _ := bounded.Deadline()
-	until := int64(end.Sub(c.node.begun))
-	for last := c.left.Load(); last < until; last = c.left.Load() {
-		if c.left.CompareAndSwap(last, until) {
-			return
-		}
-	}
-}
-
-// Settle waits until no command runs any more that the opening breaker has taken from its caller.
-func (c *Client) Settle() { time.Sleep(time.Until(c.node.begun.Add(time.Duration(c.left.Load())))) }
 
 // bound returns a context that bounds a command sent now.
 //
@@ -447,17 +440,14 @@ func (c *Client) observe(ctx context.Context, call call, err error) (answered bo
 	if errors.Is(err, redis.ErrClosed) {
 		n.wakes.Close()
 	}
-	if failed && Unreachable(err) {
-		yieldToReaders()
-		c.noteFailure(call, err)
+	switch {
+	case failed && Unreachable(err):
+		n.line.Done(call.Key, err)
 		return false
-	}
-	at := time.Since(n.begun)
-	if !call.Cached || failed {
-		n.noteAnswer(at)
-	}
-	if call.gate != nil {
-		n.moved.Store(int64(at))
+	case call.Cached && !failed:
+		n.line.Done(call.Key, line.Unknown)
+	default:
+		n.line.Done(call.Key, nil)
 	}
 	return true
 }

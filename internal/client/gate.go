@@ -16,7 +16,7 @@ import (
 // commands failed at a healthy Redis. The gates of a server, for commands that go alone, for those that may go
 // together, and for pipelines of many keys ([throttle]), admit as many as the pool has connections; all caches and
 // locks on one client share them. RedisTimeout begins when the gate admits the command. The wait ends with
-// the caller, when the breaker opens, or when no command that has passed a gate was answered for
+// the caller, when the server is away, or when no command that has passed the gate was answered for
 // RedisTimeout. Pings pass none: they may be answered, on connections that work, while those that
 // the queue waits for are not. A place is free again when the time of its command is over, although
 // a client that ignores deadlines keeps the connection for longer: with few places, two lost
@@ -30,6 +30,7 @@ type gate struct {
 
 	mu    sync.Mutex
 	queue list.List // of *waiter; protected by mu
+	moved time.Time // when the last command was answered while others waited; protected by mu
 	most  int       // length of the next group; protected by mu
 }
 
@@ -99,8 +100,19 @@ func (g *gate) leave(answered bool) {
 	if g.state.Add(^uint64(0)) >= oneWaiting {
 		g.mu.Lock()
 		defer g.mu.Unlock()
+		if answered {
+			g.moved = time.Now()
+		}
 		g.admit(answered)
 	}
+}
+
+// stuckSince returns for how long no command that had passed the gate has been answered, for a command that waits since
+// then.
+func (g *gate) stuckSince(then time.Time) time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return min(time.Since(then), time.Since(g.moved))
 }
 
 // admit admits the first waiting commands. The caller holds g.mu.

@@ -9,25 +9,23 @@ import (
 )
 
 // Get is Do of a GET. Every hit runs it, so it is worth not allocating a context or a function for
-// it. While the breaker is open it sends nothing. asked is how long the server has been asked. ahead
+// it. While the server is away it sends nothing. asked is how long the server has been asked. ahead
 // is a command that goes just ahead of the GET in the same pipeline, or nil. Unless Get returns an
 // error, it has its reply.
 func (c *Client) Get(ctx context.Context, ahead redis.Cmder, key string) (data []byte, asked time.Duration, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, 0, err
 	}
-	if c.fromMasters {
+	if c.traits.fromMasters {
 		return c.getFromMaster(ctx, ahead, key)
 	}
 	n := c.nodeOf(key)
-	if n.outage.Load() != nil {
-		if err := c.refusal(n); err != nil {
-			return nil, 0, err
-		}
+	if err := c.refusal(n); err != nil {
+		return nil, 0, err
 	}
 	cmd := redis.NewStringCmd(ctx, "get", key)
 	p := parcel{rdb: c.Redis, timeout: c.Timeout, ctx: ctx, cmd: cmd, ahead: ahead}
-	call := call{Command: Command{Op: "get", Key: key, Spared: true, Cached: c.cached}, client: c, node: n, sent: time.Now(), gate: n.together}
+	call := call{Command: Command{Op: "get", Key: key, Spared: true, Cached: c.traits.cached}, client: c, node: n, sent: time.Now(), gate: n.together}
 	if !call.gate.tryEnter() {
 		if err := c.wait(&call, p); err != nil {
 			return nil, time.Since(call.sent), err
@@ -35,15 +33,15 @@ func (c *Client) Get(ctx context.Context, ahead redis.Cmder, key string) (data [
 	}
 	shared := n.limit.next(call.sent, c.Timeout)
 	bounded := commandContext{shared.ctx, ctx}
-	group := call.group
-	if c.bounded && !endsWithin(ctx, c.Timeout) && !n.quiet(shared.begun) {
+	group, since := call.group, call.send()
+	if c.traits.bounded && !endsWithin(ctx, c.Timeout) && !since.Before(shared.begun) {
 		answered := false
 		n.using.Add(1)
 		defer func() { n.using.Add(-1); call.leave(answered) }()
 		if err = c.process(bounded, p, group); err == nil {
 			data, err = cmd.Bytes()
 		}
-		err = n.explain(err, c.Timeout)
+		err = n.Explain(err, c.Timeout)
 		answered = c.observe(ctx, call, err)
 	} else {
 		data, err = runAsync(ctx, call, bounded, call.leave, func(ctx context.Context) ([]byte, error) {
@@ -60,15 +58,15 @@ func (c *Client) Get(ctx context.Context, ahead redis.Cmder, key string) (data [
 }
 
 // GetMany sends one GET for each of keys, all of one node, in one pipeline. It returns an error if
-// no key was answered; otherwise each reply has its own. Like Get it sends nothing while the breaker
-// is open. asked is how long the server has been asked. ahead are commands to be sent just ahead of
+// no key was answered; otherwise each reply has its own. Like Get it sends nothing while the server
+// is away. asked is how long the server has been asked. ahead are commands to be sent just ahead of
 // the GETs, one for each key, or nil.
 func (c *Client) GetMany(ctx context.Context, ahead []redis.Cmder, keys []string) (replies []*redis.StringCmd, asked time.Duration, err error) {
 	if err := c.Refusal(keys[0]); err != nil {
 		return nil, 0, err
 	}
 	begun := time.Now()
-	what := Command{Op: "get", Key: keys[0], Keys: len(keys), Within: c.Timeout, Spared: true, Cached: c.cached}
+	what := Command{Op: "get", Key: keys[0], Keys: len(keys), Within: c.Timeout, Spared: true, Cached: c.traits.cached}
 	replies, err = DoWithin(ctx, c, what, func(ctx context.Context) ([]*redis.StringCmd, error) {
 		replies := make([]*redis.StringCmd, len(keys))
 		_, _ = Pipelined(ctx, c.Redis, func(p redis.Pipeliner) { // each reply has its error
@@ -78,7 +76,7 @@ func (c *Client) GetMany(ctx context.Context, ahead []redis.Cmder, keys []string
 				}
 				replies[i] = p.Get(ctx, key)
 			}
-			if c.fromMasters {
+			if c.traits.fromMasters {
 				p.Del(ctx, keys[0]+":none") // no key ends like this
 			}
 		})
@@ -104,7 +102,7 @@ func (c *Client) ReadFromMasters() {
 	switch c.Redis.(type) {
 	case *redis.Client, *redis.ClusterClient, *redis.Ring:
 	default:
-		c.fromMasters = true
+		c.traits.fromMasters = true
 	}
 }
 

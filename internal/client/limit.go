@@ -12,7 +12,6 @@ import (
 // TestLimit_Shared and TestLimit_Context.
 type limit struct {
 	latest atomic.Pointer[sharedLimit]
-	half   func(since time.Time) // is called when half of the time has passed; nil: nothing is
 }
 
 type sharedLimit struct {
@@ -29,9 +28,6 @@ func (l *limit) next(now time.Time, d time.Duration) *sharedLimit {
 		context.AfterFunc(ctx, cancel)
 		s = &sharedLimit{ctx, d, now}
 		l.latest.Store(s)
-		if l.half != nil {
-			time.AfterFunc(d/2, func() { l.half(now) })
-		}
 	}
 	return s
 }

@@ -5,59 +5,46 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 	"weak"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/line"
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
-// A node is one server of a Client. Only a Cluster has several, each with its own breaker, so that a dead
+// A node is one server of a Client. Only a Cluster has several, each with its own line, so that a dead
 // node affects only its own keys.
 //
-// Each node of a Cluster has a gate and a breaker, found by MasterForKey with a context that has
+// Each node of a Cluster has a gate and a line, found by MasterForKey with a context that has
 // ended. MasterForKey asks the servers if the client does not know them yet; with an ended context
-// it cannot. Until the first answer one gate and one breaker serve all nodes. A node is forgotten
+// it cannot. Until the first answer one gate and one line serve all nodes. A node is forgotten
 // when the Cluster has changed and the node has not answered for ten minutes. Reads that a replica
 // answers count for its master. See TestCluster_FrozenNode.
 type node struct {
 	*server
 	limit limit
-	key   string // one of its keys, or empty if it has all
-
-	client  *Client                // that watches it; nil: it has no background
-	watched atomic.Pointer[outage] // the last one
-
-	// In ns since begun:
-	doubted   atomic.Int64 // when a ping of doubt was last sent
-	overtaken atomic.Int64 // the last answer that came after the sending of a command that failed
+	user  *line.User // of the line; nil: its Client watches no server
 }
 
-// newNode returns a node of the server behind rdb. Clients without a background share one, since it has
+// newNode returns a node of the server behind rdb. Clients that watch no server share one, since it has
 // nothing that belongs to a Client.
-func (c *Client) newNode(rdb redis.UniversalClient, key string) *node {
-	s := serverOf(rdb)
+func (c *Client) newNode(rdb redis.UniversalClient, cluster *redis.ClusterClient) *node {
+	s := serverOf(rdb, cluster)
 	if c.background == nil {
 		return s.node
 	}
-	n := &node{server: s, key: key, client: c}
-	n.limit.half = func(since time.Time) { c.doubt(n, since) }
+	n := &node{server: s}
+	n.user = &line.User{Timeout: c.Timeout, Away: func(o *line.Outage) { c.tell(n, o) }}
 	return n
 }
 
-// follow has the Client of a node watch it from now on. It may be silent already.
-func (n *node) follow() {
-	if n.client == nil {
-		return
-	}
-	n.mu.Lock()
-	n.users = append(n.users, weak.Make(n))
-	n.mu.Unlock()
-	if o := n.outage.Load(); o != nil {
-		n.client.watch(n, o, false)
+// join has the Client of a node watch the server from now on.
+func (n *node) join() {
+	if n.user != nil {
+		n.line.Join(n.user)
 	}
 }
 
@@ -65,7 +52,6 @@ func (n *node) follow() {
 type nodes struct {
 	cluster *redis.ClusterClient // nil: there is only one node
 	of      sync.Map             // *redis.Client to *node
-	open    atomic.Int64         // number of open breakers
 }
 
 // ended is a context that has ended: a function called with it asks no server.
@@ -79,7 +65,7 @@ var ended = func() context.Context {
 // Before the first answer the client may not know the nodes, and would have to ask for them; until
 // then c.node is the node of all keys.
 func (c *Client) nodeOf(key string) *node {
-	if c.nodes.cluster == nil || key == "" || c.node.answered.Load() == 0 {
+	if c.nodes.cluster == nil || key == "" || c.node.line.Last().IsZero() {
 		return c.node
 	}
 	master, err := c.nodes.cluster.MasterForKey(ended, key)
@@ -90,9 +76,9 @@ func (c *Client) nodeOf(key string) *node {
 		return n.(*node)
 	}
 	c.nodes.forgetIdle()
-	n, known := c.nodes.of.LoadOrStore(master, c.newNode(master, key))
+	n, known := c.nodes.of.LoadOrStore(master, c.newNode(master, c.nodes.cluster))
 	if !known {
-		n.(*node).follow()
+		n.(*node).join()
 	}
 	return n.(*node)
 }
@@ -102,10 +88,11 @@ func (c *Client) nodeOf(key string) *node {
 const idle = 10 * time.Minute
 
 // forgetIdle is called when the Cluster has changed, so that nodes that have left it are not kept
-// for ever. A node with an open breaker is watched: its probe notices that it has left.
+// for ever. While a node is away its line notices that it has left: see [server.Ping].
 func (n *nodes) forgetIdle() {
 	n.of.Range(func(master, known any) bool {
-		if s := known.(*node).server; s.silentSince(s.begun) > idle && s.outage.Load() == nil {
+		s := known.(*node).server
+		if min(time.Since(s.line.Last()), time.Since(s.clock.begun)) > idle && s.line.Away(0) == nil {
 			n.of.Delete(master)
 		}
 		return true
@@ -171,11 +158,27 @@ func (c *Client) Listen(key string, tell func(message string, ok bool)) *wake.Su
 
 // StopListening closes the connections for wake-ups that no waiter needs now.
 func (c *Client) StopListening() {
-	c.node.wakes.CloseIdle()
-	c.nodes.of.Range(func(_, n any) bool {
-		n.(*node).wakes.CloseIdle()
-		return true
-	})
+	for n := range c.all {
+		n.wakes.CloseIdle()
+	}
+}
+
+// all yields all nodes.
+func (c *Client) all(yield func(n *node) bool) {
+	if yield(c.node) {
+		c.nodes.of.Range(func(_, n any) bool { return yield(n.(*node)) })
+	}
+}
+
+// Close leaves all lines. Before, it waits for the commands whose callers have left when their server went away.
+func (c *Client) Close() {
+	time.Sleep(time.Until(time.Unix(0, c.changes.last.Load()).Add(c.Timeout)))
+	for n := range c.all {
+		n.wakes.CloseIdle()
+		if n.user != nil {
+			n.line.Leave(n.user)
+		}
+	}
 }
 
 // Shared returns a value that is equal for all Clients of one user's client. It keeps nothing alive.
@@ -183,35 +186,7 @@ func (c *Client) Shared() any { return weak.Make(c.node.server) }
 
 // Unanswered reports whether the node of key has not answered a command that was sent after a time.
 func (c *Client) Unanswered(key string, after time.Time) bool {
-	return c.nodeOf(key).silent(after, c.least())
-}
-
-// doubt pings a node that has not answered commands for half of their time. If they are not answered in time
-// and the ping is not, the breaker opens, so that a caller waits once, however many caches it asks. The ping
-// counts as unanswered after a quarter of the time, until the answer comes. since is when the first of the commands was
-// sent. If others were answered after that, it looks again when the last answer may have been the last one, unless
-// commands have it look then that were sent later, but before that answer.
-func (c *Client) doubt(n *node, since time.Time) {
-	if n.using.Load() == 0 || c.away(n) != nil {
-		return
-	}
-	if rest := c.Timeout/2 - n.silentSince(since); rest > c.Timeout/16 {
-		latest := n.limit.latest.Load() // nil: only pings were sent
-		if latest != nil && (latest.begun.Equal(since) || int64(latest.begun.Sub(n.begun)) > n.answered.Load()) {
-			time.AfterFunc(rest, func() { c.doubt(n, since) })
-		}
-		return
-	}
-	now, last := time.Since(n.begun), n.doubted.Load()
-	asked := last > n.answered.Load() && int64(now)-last < int64(c.Timeout)
-	if asked || !n.doubted.CompareAndSwap(last, int64(now)) {
-		return
-	}
-	c.background(func(<-chan struct{}) {
-		sent := time.Since(n.begun)
-		defer time.AfterFunc(c.Timeout/4, func() { n.noteUnanswered(question{sent, 0}) }).Stop()
-		_ = c.ping(context.Background(), n, true)
-	})
+	return c.nodeOf(key).line.Unanswered(after, c.least())
 }
 
 // Reachable asks the node of key for an answer now, even while its breaker is open. It returns false only if the node
@@ -220,17 +195,16 @@ func (c *Client) doubt(n *node, since time.Time) {
 // others does not ask while the breaker is open.
 func (c *Client) Reachable(ctx context.Context, key string, after time.Time) bool {
 	n := c.nodeOf(key)
-	err := c.reach(ctx, ctx, n, after, func() error { return c.refusal(n) })
-	return ctx.Err() != nil || !Unreachable(err) || errors.Is(err, ErrAway)
+	err := c.reach(ctx, n, after)
+	return ctx.Err() != nil || !Unreachable(err) || errors.Is(err, ErrAway) && !n.line.Unanswered(after, c.least())
 }
 
 var errSilent = errors.New("no answer to a ping")
 
 // reach pings a node, unless a ping sent after a time has shown that it does not answer. The callers that have
-// waited for a ping to be sent share its outcome. A caller waits for the ping of another until waiting ends, and for its
-// own until ctx ends. After the ping of another it sends none if leave returns an error.
-func (c *Client) reach(ctx, waiting context.Context, n *node, after time.Time, leave func() error) error {
-	if n.silent(after, c.least()) {
+// waited for a ping to be sent share its outcome. After the ping of another a caller sends none if the node is away.
+func (c *Client) reach(ctx context.Context, n *node, after time.Time) error {
+	if n.line.Unanswered(after, c.least()) {
 		return errSilent
 	}
 	turn := &flight.Turn[error]{Key: c.Timeout.String()}
@@ -239,40 +213,28 @@ func (c *Client) reach(ctx, waiting context.Context, n *node, after time.Time, l
 	defer n.pings.End(turns) // also if a hook of the user's client panics
 	waits := !turn.Held()
 	if waits {
-		if err := n.pings.Await(waiting, turns); err != nil {
+		if err := n.pings.Await(ctx, turns); err != nil {
 			return err
 		}
 	}
 	if turn.Found != nil {
 		return *turn.Found
 	}
-	if n.silent(after, c.least()) { // the ping before, which others may have called after
+	if n.line.Unanswered(after, c.least()) { // the ping before, which others may have called after
 		return errSilent
 	}
 	if waits {
-		if err := leave(); err != nil {
+		if err := c.refusal(n); err != nil {
 			return err
 		}
 	}
-	err := c.ping(ctx, n, false)
+	_, err := doNow(ctx, c, n, Command{Op: "ping", Within: c.Timeout}, func(ctx context.Context) (string, error) {
+		return n.rdb.Ping(ctx).Result()
+	})
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	turn.Found = &err
-	return err
-}
-
-// ping asks a node for an answer. It does not queue at the gate, which the silence that it checks
-// may have blocked.
-func (c *Client) ping(ctx context.Context, n *node, idle bool) error {
-	call := call{Command: Command{Op: "ping", Key: n.key}, client: c, node: n, sent: time.Now(), idle: idle}
-	bounded, cancel := context.WithTimeout(Detach(ctx), c.Timeout)
-	_, err := runAsync(ctx, call, bounded, func(bool) { cancel() }, func(ctx context.Context) (string, error) {
-		return n.rdb.Ping(ctx).Result()
-	})
-	if Unreachable(err) && ctx.Err() == nil && !errors.Is(err, ErrAway) {
-		n.noteUnanswered(question{call.sent.Sub(n.begun), c.Timeout})
-	}
 	return err
 }
 
@@ -291,12 +253,12 @@ func (c *Client) time(ctx context.Context, n *node, what Command) (int64, error)
 
 // look asks a node for its time, or waits for an answer that others have asked for, perhaps with more patience.
 func (c *Client) look(ctx context.Context, n *node, what Command) error {
-	opening := n.opens()
+	opened := n.line.Opened()
 	switch err := c.refusal(n); {
 	case err != nil && what.Spared:
 		return err
 	case err != nil:
-		opening = nil
+		opened = nil
 	}
 	what.Spared = false // others may join, and wait
 	g := n.clock.look(func() (int64, error) { return c.time(Detach(ctx), n, what) })
@@ -308,8 +270,8 @@ func (c *Client) look(ctx context.Context, n *node, what Command) error {
 			return g.err
 		case <-bounded.Done():
 			return bounded.Err()
-		case <-opening:
-			opening = n.opens()
+		case <-opened:
+			opened = n.line.Opened()
 			if err := c.refusal(n); err != nil {
 				return err
 			}
@@ -326,6 +288,7 @@ func DoNow[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx c
 func doNow[R any](ctx context.Context, c *Client, n *node, what Command,
 	cmd func(ctx context.Context) (R, error)) (R, error) {
 	call := call{Command: what, client: c, node: n, sent: time.Now()}
+	call.send()
 	bounded, cancel := c.bound(ctx, n.limit.next(call.sent, c.Timeout), what.Within)
 	return runAsync(ctx, call, bounded, func(bool) { cancel() }, cmd)
 }

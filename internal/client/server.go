@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"reflect"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,38 +14,30 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/line"
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
 // A server is what all caches and locks of this process that share one client know about the server
-// behind it: how many commands can be sent at a time, and when it last answered.
+// behind it: how many commands can be sent at a time, and whether it answers.
 //
 // The state of a server is shared through weak pointers. Caches and locks find the gate and the
-// breaker of their client by its address. The registry keeps neither alive. A client that is a
+// line of their client by its address. The registry keeps neither alive. A client that is a
 // struct, and no pointer to one, has no address: its caches and locks share nothing. See
 // TestBreaker_Shared, TestServer_Shared, TestServer_Forgotten.
 type server struct {
 	rdb      redis.UniversalClient
-	alone    *gate     // of commands that go alone
-	together *gate     // of commands that may go with others, if the client is known to have one server
-	many     *throttle // the gate of pipelines of many keys
+	cluster  *redis.ClusterClient // of which it is a node, or nil
+	alone    *gate                // of commands that go alone
+	together *gate                // of commands that may go with others, if the client is known to have one server
+	many     *throttle            // the gate of pipelines of many keys
+	line     *line.Line
 	wakes    *wake.Listener
-	node     *node // of all Clients without a background
-	breaker
-	pings *flight.Reads[error, *flight.Turn[error]] // by the time that each may take
-
-	using    atomic.Int64 // commands that have a connection or wait for one, also if their callers have left
+	node     *node                                     // of all Clients without a background
+	pings    *flight.Reads[error, *flight.Turn[error]] // by the time that each may take
 	clock    clock
-	begun    time.Time
-	answered atomic.Int64 // time of the last answer, in ns since begun
-	moved    atomic.Int64 // when the last command that had passed a gate was answered
-
-	unanswered atomic.Pointer[question] // the last one, or nil
-
-	mu       sync.Mutex
-	failures int                  // in a row, of commands sent after the last answer; protected by mu
-	since    time.Duration        // when the earliest of them was sent, since begun; protected by mu
-	users    []weak.Pointer[node] // of Clients that watch it; protected by mu
+	using    atomic.Int64 // commands that have a connection or wait for one, also if their callers have left
+	closed   atomic.Bool  // a ping has found that the user has closed the client
 }
 
 // servers are found by the address of the client, which no other client can have while the server
@@ -61,12 +52,12 @@ type clientAddr struct {
 	addr uintptr
 }
 
-// serverOf returns the server behind rdb. A client that is not a pointer gets a new server for each
+// serverOf returns the server behind rdb, which may be a node of a Cluster. A client that is not a pointer gets a new server for each
 // user, since equal clients cannot be recognized.
-func serverOf(rdb redis.UniversalClient) *server {
+func serverOf(rdb redis.UniversalClient, cluster *redis.ClusterClient) *server {
 	v := reflect.ValueOf(rdb)
 	if v.Kind() != reflect.Pointer {
-		return newServer(rdb)
+		return newServer(rdb, cluster)
 	}
 	servers.mu.Lock()
 	defer servers.mu.Unlock()
@@ -74,17 +65,17 @@ func serverOf(rdb redis.UniversalClient) *server {
 	if known := servers.of[at].Value(); known != nil {
 		return known
 	}
-	s := newServer(rdb)
+	s := newServer(rdb, cluster)
 	servers.of[at] = weak.Make(s)
 	runtime.AddCleanup(s, forget, at)
 	return s
 }
 
-func newServer(rdb redis.UniversalClient) *server {
+func newServer(rdb redis.UniversalClient, cluster *redis.ClusterClient) *server {
 	all := connections(rdb)
-	now := time.Now()
 	few := max(1, all/4)
-	s := &server{rdb: rdb, begun: now, clock: clock{begun: now}, alone: &gate{size: uint64(all)}, many: newThrottle(few)}
+	s := &server{rdb: rdb, cluster: cluster, clock: clock{begun: time.Now()}, alone: &gate{size: uint64(all)}, many: newThrottle(few)}
+	s.line = line.New(s)
 	s.together = s.alone
 	if _, ok := rdb.(*redis.Client); ok {
 		// Commands go together only if they certainly go to one server: a server that does not answer
@@ -95,7 +86,6 @@ func newServer(rdb redis.UniversalClient) *server {
 	}
 	s.wakes, s.pings = wake.New(rdb), flight.NewReads[error, *flight.Turn[error]]()
 	s.node = &node{server: s}
-	s.opening.Store(new(make(chan struct{})))
 	return s
 }
 
@@ -138,9 +128,47 @@ func atMost(size, active int) int {
 	return size
 }
 
-// explain says of a command that had no answer how long it has waited, lest its error be taken for the end of its
+// Ping asks the server for an answer, for its [line.Line]. It does not queue at the gate, which the silence may have
+// blocked. A node of a Cluster that has started again says CLUSTERDOWN for a while, but not to a PING: it is asked for a
+// key. A node that has lost the key serves others.
+//
+// After a black hole all connections are dead. Each ping would take one of them, and then each caller one more. So while
+// the server is away, each connection that lies idle is tried by the way, through a clone of the client: a connection
+// over which no answer comes leaves the pool when the time is over, whatever the user's options. A connection outside of
+// the pool would tell less: whether callers get an answer depends on the pool. See TestPing_DeadConnections,
+// TestPool_InUse.
+func (s *server) Ping(ctx context.Context, key string, away bool) error {
+	if s.cluster != nil {
+		if master, err := s.cluster.MasterForKey(ended, key); err == nil && redis.UniversalClient(master) != s.rdb {
+			return nil
+		}
+	}
+	if one, ok := s.rdb.(*redis.Client); ok && away {
+		end, _ := ctx.Deadline()
+		one = one.WithTimeout(max(time.Until(end), time.Millisecond))
+		for range one.PoolStats().IdleConns {
+			go one.Ping(ctx)
+		}
+	}
+	var err error
+	if s.cluster != nil {
+		err = s.rdb.PTTL(ctx, key).Err()
+	} else {
+		err = s.rdb.Ping(ctx).Err()
+	}
+	switch {
+	case errors.Is(err, redis.ErrClosed):
+		s.closed.Store(true)
+		return fmt.Errorf("%w: %w", line.ErrGone, err)
+	case Unreachable(err) && !(s.cluster != nil && redirected(err)):
+		return err
+	}
+	return nil
+}
+
+// Explain says of a command that had no answer how long it has waited, lest its error be taken for the end of its
 // caller's context. If other commands of the program use most connections of the pool, it says that.
-func (s *server) explain(err error, within time.Duration) error {
+func (s *server) Explain(err error, within time.Duration) error {
 	if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, redis.ErrPoolTimeout) {
 		return err
 	}
@@ -157,88 +185,4 @@ func (s *server) explain(err error, within time.Duration) error {
 		return err
 	}
 	return fmt.Errorf("no connection of the pool was free, since other commands of this program use %d of %d: %w", min(others, size), size, err)
-}
-
-// noteFailure counts a command that was not answered. A command sent before the last answer does
-// not count: commands fail in volleys, and the server may have started to answer in between. It
-// returns the number of failures in a row, and when the earliest of them was sent.
-func (s *server) noteFailure(sent time.Time) (failures int, since time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	answered := time.Duration(s.answered.Load())
-	at := sent.Sub(s.begun)
-	if at < answered {
-		return 0, 0
-	}
-	if s.failures == 0 || s.since < answered {
-		s.failures, s.since = 0, at
-	}
-	s.failures, s.since = s.failures+1, min(s.since, at)
-	return s.failures, s.since
-}
-
-// noteAnswer notes that the server has answered at a time since begun.
-func (s *server) noteAnswer(at time.Duration) {
-	s.answered.Store(int64(at))
-	if o := s.outage.Load(); o != nil {
-		s.close(o)
-	}
-}
-
-// watchers returns the nodes of the Clients that watch the server.
-func (s *server) watchers() (nodes []*node) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.users = slices.DeleteFunc(s.users, func(u weak.Pointer[node]) bool {
-		n := u.Value()
-		if n != nil {
-			nodes = append(nodes, n)
-		}
-		return n == nil
-	})
-	return nodes
-}
-
-// A question is a ping that was not answered.
-type question struct {
-	sent   time.Duration // since server.begun
-	waited time.Duration // for an answer; 0: it may still come
-}
-
-func (s *server) noteUnanswered(q question) {
-	for last := s.unanswered.Load(); last == nil || last.sent <= q.sent; last = s.unanswered.Load() {
-		if s.unanswered.CompareAndSwap(last, &q) {
-			return
-		}
-	}
-}
-
-// mute reports whether the last ping is unanswered, and so is everything since.
-func (s *server) mute() bool {
-	q := s.unanswered.Load()
-	return q != nil && int64(q.sent) > s.answered.Load()
-}
-
-// silent reports whether a ping sent after a time has been unanswered for d, and everything else, too.
-func (s *server) silent(after time.Time, d time.Duration) bool {
-	q := s.unanswered.Load()
-	return q != nil && q.sent > after.Sub(s.begun) && q.waited >= d && s.mute() && time.Since(s.begun)-q.sent >= d
-}
-
-// silentSince returns how long no answer has come, seen by a command that waits since then.
-func (s *server) silentSince(then time.Time) time.Duration {
-	return min(time.Since(then), time.Since(s.begun)-time.Duration(s.answered.Load()))
-}
-
-// stuckSince returns how long no command that had passed a gate has been answered, for a command that waits since
-// then. A ping passes none: its answer, on a connection that works, would keep those that wait behind others that do
-// not.
-func (s *server) stuckSince(then time.Time) time.Duration {
-	return min(time.Since(then), time.Since(s.begun)-time.Duration(s.moved.Load()))
-}
-
-// quiet reports whether other commands are on their way, and none has been answered since a time, so that a
-// command that is sent now may have to be given up when the breaker opens.
-func (s *server) quiet(since time.Time) bool {
-	return s.using.Load() > 0 && s.answered.Load() < int64(since.Sub(s.begun))
 }

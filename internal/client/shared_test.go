@@ -20,7 +20,7 @@ func TestBreaker_Shared(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
 		a, b := watch(t, rdb, timeout), watch(t, rdb, timeout)
 		locker := New(rdb, timeout, a.Client.failed, nil, nil)
-		m.SetError("LOADING Redis is loading the dataset in memory")
+		m.SetError(loading)
 		a.openBreaker()
 		synctest.Wait()
 		late := watch(t, rdb, timeout) // it comes when the breaker is open
@@ -53,10 +53,9 @@ func TestBreaker_SharedByHastyAndPatient(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		rdb := mute(t)
 		hasty, patient := watch(t, rdb, timeout/10), watch(t, rdb, timeout)
-		hasty.node.limit.half, patient.node.limit.half = nil, nil // a ping would show that the answer below is none
 		begun := time.Now()
 		var wg sync.WaitGroup
-		for range Limit {
+		for range 5 {
 			wg.Go(func() { _ = hasty.get(t.Context()) })
 		}
 		wg.Wait()
@@ -89,6 +88,7 @@ func TestBreaker_TooSlowForOne(t *testing.T) {
 		opened := false
 		for joined := time.Now(); time.Since(joined) < 10*timeout; time.Sleep(timeout / 20) {
 			_ = hasty.get(t.Context())
+			synctest.Wait()
 			opened = opened || hasty.Away("k")
 			if patient.Away("k") || patient.AnyAway() || patient.Unanswered("k", joined) {
 				t.Fatalf("the patient one: away %t, any %t", patient.Away("k"), patient.AnyAway())
@@ -138,30 +138,6 @@ func TestBreaker_PatientAtARestart(t *testing.T) {
 	})
 }
 
-// A breaker may be opened by several at a time, and by the last failure beside the first answer.
-func TestBreaker_AnswersAsItOpens(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		w := watch(t, mute(t), time.Hour)
-		var wg sync.WaitGroup
-		for range 4 {
-			wg.Go(func() {
-				for range 2000 {
-					w.node.opens()
-					w.open(w.node, errLost, "k")
-					w.node.noteAnswer(time.Since(w.node.begun))
-				}
-			})
-		}
-		wg.Wait()
-		if over(w.node.opens()) {
-			t.Error("a command that waits is told that it opens")
-		}
-		if synctest.Wait(); w.AnyAway() {
-			t.Error("not told of the end")
-		}
-	})
-}
-
 // A cache that is being closed is not told that the breaker opens: nothing would tell it of the end.
 func TestBreaker_OpensForAClosingCache(t *testing.T) {
 	t.Parallel()
@@ -182,12 +158,12 @@ func TestBreaker_OpensForAClosingCache(t *testing.T) {
 // A lock tries by itself when no cache probes the server any more, also if its command has to wait at the gate.
 func TestBreaker_LockAfterTheLastCache(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		_, rdb := redistest.StartMini(t)
+		m, rdb := redistest.StartMini(t)
 		w := watch(t, rdb, timeout)
 		locker := New(rdb, timeout, w.Client.failed, nil, nil)
 		locker.node.alone.size = 1
+		m.SetError(loading)
 		w.openBreaker()
-		synctest.Wait()
 		if locker.Refused("k") == nil {
 			t.Error("it tries while a cache probes")
 		}
@@ -203,7 +179,7 @@ func TestBreaker_LockAfterTheLastCache(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if w.node.outage.Load() != nil {
+		if w.node.line.Away(0) != nil {
 			t.Error("open after an answer")
 		}
 	})
@@ -282,7 +258,7 @@ func TestBreaker_OneCaller(t *testing.T) {
 			return next(ctx, cmd)
 		}))
 		w := watch(t, rdb, timeout)
-		for range 2 * Limit {
+		for range 10 {
 			_ = w.get(t.Context())
 			if w.AnyAway() {
 				t.Fatal("open, although the server answers pings")
@@ -304,8 +280,8 @@ func TestBreaker_OpensForThoseThatWait(t *testing.T) {
 				rdb := open(t)
 				a, b := watch(t, rdb, timeout), watch(t, rdb, timeout)
 				locker := &watcher{Client: New(rdb, timeout, b.Client.failed, nil, nil)}
-				a.changed = func(error) { time.Sleep(time.Minute) } // the user's function, which may take long
-				b.changed = a.changed
+				a.changes.changed = func(error) { time.Sleep(time.Minute) } // the user's function, which may take long
+				b.changes.changed = a.changes.changed
 				begun := time.Now()
 				go func() { _ = get(a, t.Context()) }()
 				for range 10 {
@@ -326,27 +302,6 @@ func TestBreaker_OpensForThoseThatWait(t *testing.T) {
 			})
 		}
 	}
-}
-
-// Of all caches that notice an outage at the same time, one watches it: otherwise no cache would find out that it is
-// over.
-func TestBreaker_NoticedByMany(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		w := watch(t, mute(t), timeout)
-		for range 2000 {
-			time.Sleep(timeout) // without an answer
-			var wg sync.WaitGroup
-			for range 4 {
-				wg.Go(func() { w.open(w.node, errLost, "k") })
-			}
-			wg.Wait()
-			if !w.Away("k") || !w.AnyAway() {
-				t.Fatalf("away %t, watched %t", w.Away("k"), w.AnyAway())
-			}
-			_ = w.do(nil)
-			synctest.Wait()
-		}
-	})
 }
 
 // What a caller waits for is not sent again while the breaker is open.

@@ -130,7 +130,7 @@ func TestThrottle_SmallPool(t *testing.T) {
 	t.Parallel()
 	m, _ := redistest.StartMini(t)
 	for size := 1; size < 10; size++ {
-		s := newServer(redistest.NewMiniClient(t, m, func(o *redis.Options) { o.PoolSize = size }))
+		s := newServer(redistest.NewMiniClient(t, m, func(o *redis.Options) { o.PoolSize = size }), nil)
 		sum := int(s.alone.size + s.together.size + s.many.size)
 		if s.many.places < 1 || s.alone.size < 1 || sum > max(3, size) {
 			t.Errorf("%d connections: %d alone, %d together, %d for many", size, s.alone.size, s.together.size, s.many.size)

@@ -174,7 +174,7 @@ func TestTogether_OneServerOnly(t *testing.T) {
 		redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}}),
 		redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}),
 	} {
-		if s := newServer(rdb); s.together != s.alone {
+		if s := newServer(rdb, nil); s.together != s.alone {
 			t.Errorf("commands through a %T may go together", rdb)
 		}
 		_ = rdb.Close()

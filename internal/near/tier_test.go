@@ -31,7 +31,7 @@ type tier struct {
 
 func newTier(rdb redis.UniversalClient) *tier {
 	x := new(tier)
-	c := client.New(rdb, 5*time.Second, func(context.Context, string, error) {}, func(error) {}, func(func(<-chan struct{})) {})
+	c := client.New(rdb, 5*time.Second, func(context.Context, string, error) {}, func(error) {}, nil)
 	x.Tier = New(c, logKey, 100, maxLag, func(func(<-chan struct{})) {}, func() { x.drops++ })
 	return x
 }

@@ -1,0 +1,139 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	miniserver "github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// A lostConn loses what is sent since the network was a black hole, for ever.
+type lostConn struct {
+	net.Conn
+	hole *atomic.Int64 // how often it began or ended
+	born int64
+}
+
+func (c *lostConn) Write(b []byte) (int, error) {
+	if now := c.hole.Load(); now%2 == 1 || now != c.born {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+// dialer dials a miniredis over connections that a black hole makes useless.
+func dialer(m *miniredis.Miniredis, hole *atomic.Int64) func(context.Context, string, string) (net.Conn, error) {
+	return func(context.Context, string, string) (net.Conn, error) {
+		conn, err := m.Dial()
+		return &lostConn{conn, hole, hole.Load()}, err
+	}
+}
+
+// After a black hole the first ping is answered, although each connection of the pool is dead, and no caller meets one
+// of these.
+//
+//fault:unreachable
+func TestPing_DeadConnections(t *testing.T) {
+	t.Parallel()
+	for _, bounded := range []bool{false, true} {
+		runInBubble(t, fmt.Sprint("ContextTimeoutEnabled=", bounded), func(t *testing.T) {
+			m, _ := redistest.StartMini(t)
+			var hole atomic.Int64
+			rdb := redistest.NewMiniClient(t, m, func(o *redis.Options) {
+				o.Dialer, o.ContextTimeoutEnabled, o.PoolSize = dialer(m, &hole), bounded, 30
+			})
+			t.Cleanup(func() { time.Sleep(time.Minute) }) // the last commands end
+			w := watch(t, rdb, timeout)
+			var pool []*redis.Conn
+			for range 20 {
+				conn := rdb.Conn()
+				redistest.Must(t, conn.Ping(t.Context()).Err())
+				pool = append(pool, conn)
+			}
+			for _, conn := range pool {
+				redistest.Must(t, conn.Close())
+			}
+			hole.Add(1)
+			begun := time.Now()
+			for time.Since(begun) < 3*timeout {
+				if w.Refusal("k") == nil {
+					_ = w.get(t.Context())
+				}
+				time.Sleep(time.Millisecond)
+			}
+			hole.Add(1)
+			time.Sleep(timeout * 3 / 2)
+			if w.Away("k") {
+				t.Error("away, although the server answers over new connections")
+			}
+			for range 30 {
+				if err := w.get(t.Context()); err != redis.Nil {
+					t.Errorf("GET: %v", err)
+				}
+			}
+		})
+	}
+}
+
+// A node of a Cluster that answers PINGs, but serves no keys, is away, until it serves them.
+//
+//fault:unreachable
+func TestCluster_NodeServesNothing(t *testing.T) {
+	t.Parallel()
+	for _, reply := range []string{
+		"CLUSTERDOWN The cluster is down", loading, "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+	} {
+		runInBubble(t, reply, func(t *testing.T) {
+			m, _ := redistest.StartMini(t)
+			var down atomic.Bool
+			m.Server().SetPreHook(func(p *miniserver.Peer, cmd string, _ ...string) bool {
+				if refuses := down.Load() && cmd != "HELLO" && cmd != "PING"; refuses {
+					p.WriteError(reply)
+					return true
+				}
+				return false
+			})
+			rdb := redis.NewClusterClient(&redis.ClusterOptions{
+				Addrs: []string{"127.0.0.1:1"}, Dialer: dialer(m, new(atomic.Int64)), DisableIdentity: true, PoolSize: 1000,
+				ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+					return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:2"}}}}, nil
+				},
+			})
+			t.Cleanup(func() { _ = rdb.Close() })
+			redistest.Must(t, rdb.ForEachMaster(t.Context(), func(context.Context, *redis.Client) error { return nil }))
+			w := watch(t, rdb, timeout)
+			_, _ = Do(t.Context(), w.Client, "test", "", func(context.Context) (int, error) { return 0, nil })
+			if err := w.get(t.Context()); err != redis.Nil || w.nodeOf("k") == w.node {
+				t.Fatalf("GET: %v; the node is not known", err)
+			}
+			down.Store(true)
+			begun := time.Now()
+			for range 5 {
+				if w.Refusal("k") == nil {
+					_ = w.get(t.Context())
+				}
+			}
+			if took := time.Since(begun); took > timeout {
+				t.Errorf("five commands have waited for %v", took)
+			}
+			for range 50 {
+				time.Sleep(timeout / 5)
+				if !w.Away("k") {
+					t.Fatalf("not away after %v", time.Since(begun))
+				}
+			}
+			down.Store(false)
+			if time.Sleep(timeout * 3 / 2); w.Away("k") {
+				t.Error("away, although the node serves its keys")
+			}
+		})
+	}
+}
