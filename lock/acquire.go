@@ -77,8 +77,11 @@ func (a *attempt) wait(ctx context.Context) (got grant, err error) {
 			return grant{r.number, r.sent}, nil
 		case err == nil && r.state == busy:
 			q.noteBusy(a, r)
-			if q.isStray(r) {
-				a.cleanup.abandon(client.Detach(ctx), &owner{target: a.target, token: r.holder})
+			if q.isStray(r) { // it lives for as long as this process asks, so a refusal would keep the lock for ever
+				err = a.kind.abandon(ctx, &owner{target: a.target, token: r.holder})
+				if err != nil && !isTemporary(err) && ctx.Err() == nil {
+					return grant{}, a.explain(ctx, err)
+				}
 			}
 		case err == nil:
 			return grant{}, a.refused(r)
