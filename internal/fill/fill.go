@@ -221,6 +221,9 @@ func (x *set) leave(ctx context.Context, s *state) {
 		}
 	}
 	for _, f := range x.mine {
+		if *s != ended {
+			f.polls = 0 // Trace.WaitDone may be what has called runtime.Goexit, and would do so again
+		}
 		x.end(ctx, f, nil, 0) // does nothing if the fill has ended
 		x.over(ctx, f)
 	}

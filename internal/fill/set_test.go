@@ -256,6 +256,39 @@ func TestSet_GoexitOfUnmarshal(t *testing.T) {
 	})
 }
 
+// Trace.WaitDone that calls runtime.Goexit keeps no caller, and does not keep Close from returning.
+//
+//fault:wait-done-exits
+func TestSet_GoexitOfWaitDone(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		opts := cachetest.Raw
+		there := cachetest.NewCaches(t, m, "ns", 1, &opts)[0]
+		exits := 0
+		opts.Trace = &singlefill.Trace{WaitDone: func(context.Context, singlefill.WaitInfo) { exits++; runtime.Goexit() }}
+		here, err := singlefill.New(rdb, "ns", time.Hour, &opts)
+		redistest.Must(t, err)
+		keys, source := []string{"a", "b", "c"}, cachetest.NewSource[string](t)
+		go func() {
+			_, _ = there.GetOrLoadMany(t.Context(), keys, func(ctx context.Context, keys []string) (map[string]string, error) {
+				_, err := source.Load(ctx, "the load")
+				if err != nil {
+					return nil, err
+				}
+				return loadAll(ctx, keys)
+			})
+		}()
+		load := source.Next(t)
+		waits := cachetest.GoGetMany(t.Context(), here, keys, loadAll)
+		time.Sleep(time.Second) // it has polled
+		load.Give("")
+		got, err := waits.Result(t)
+		if len(got) != len(keys) || err != nil || exits == 0 {
+			t.Errorf("got %v, %v after %d exits", got, err, exits)
+		}
+		redistest.Must(t, cachetest.Receive(t, "Close", cachetest.GoClose(t, here)))
+	})
+}
+
 func exitFor(key bool) {
 	if key {
 		runtime.Goexit()
