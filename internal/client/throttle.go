@@ -22,7 +22,7 @@ type throttle struct {
 
 const (
 	firstPlaces = 2
-	fewKeys     = Batch / 16
+	fewKeys     = 16
 )
 
 func newThrottle(size int) *throttle {
@@ -38,7 +38,7 @@ func (t *throttle) leave(answered bool, took, timeout time.Duration) {
 	}
 	t.mu.Lock()
 	free := max(0, int(t.size)-int(taken(t.state.Load())))
-	places := min(int(t.size), adapted(t.places, t.places-free, t.places+1, firstPlaces, took, timeout))
+	places := min(int(t.size), adapted(t.places, t.places-free, t.places+1, firstPlaces, share(took, timeout)))
 	t.state.Add(uint64(t.places - places))
 	t.places = places
 	t.mu.Unlock()

@@ -118,20 +118,23 @@ func (s *group) send(g *gate) {
 func (g *gate) adapt(length int, took, timeout time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.most = min(mostTogether, adapted(g.most, length, 2*g.most, firstTogether, took, timeout))
+	g.most = min(mostTogether, adapted(g.most, length, 2*g.most, firstTogether, share(took, timeout)))
 }
 
+// share returns which part of its timeout a reply has taken.
+func share(took, timeout time.Duration) float64 { return float64(took) / float64(timeout) }
+
 // adapted returns how much may be sent at a time, in place of most, since what was sent, when it was so much in all,
-// has taken a part of its timeout: more if it was quick, up to first if the server may be far away, less if it was
+// has taken a share of its timeout: more if it was quick, up to first if the server may be far away, less if it was
 // slow, but not one: that would not show when it can be more again.
-func adapted(most, sent, more, first int, took, timeout time.Duration) int {
+func adapted(most, sent, more, first int, share float64) int {
 	switch {
-	case took > timeout/2:
+	case share > 1./2:
 		return max(min(most, sent)/2, 2)
 	case sent < most:
-	case took <= timeout/8:
+	case share <= 1./8:
 		return more
-	case took <= timeout/3:
+	case share <= 1./3:
 		return max(most, min(more, first))
 	}
 	return most

@@ -453,7 +453,10 @@ func TestLine_SilentAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Line, f *fake) {
 		f.set(frozen(5*T), frozen(5*T))
 		u := newUser(l, f, T)
-		u.calls(1, ms, 5*T+ms)
+		u.calls(1, ms, 5*T)
+		if o := l.Away(T); o != nil { // the last ping has failed just before
+			<-o.Over
+		}
 		f.set(lost, lost)
 		if took := u.call(); took != T || !isAway(l) {
 			t.Errorf("%v; away: %t", took, l.Away(T) != nil)
