@@ -445,7 +445,7 @@ func (c *Client) observe(ctx context.Context, call call, err error) (answered bo
 		n.line.Done(call.Key, err)
 		return false
 	case call.Cached && !failed:
-		n.line.Done(call.Key, line.Unknown)
+		n.line.Done(call.Key, line.ErrUnknown)
 	default:
 		n.line.Done(call.Key, nil)
 	}

@@ -20,10 +20,12 @@ import (
 
 type (
 	// Unseen has no exported field.
-	Unseen    struct{ n int }
-	unseenIn  struct{ Unseen }
-	callback  struct{ f func() }
-	locked    struct{ mu sync.Mutex }
+	Unseen   struct{ n int }
+	unseenIn struct{ Unseen }
+	callback struct{ f func() }
+	//lint:ignore U1000 a codec is asked about the type
+	locked struct{ mu sync.Mutex }
+	//lint:ignore U1000 a codec is asked about the type
 	counted   struct{ Locks, n int }
 	noCopy    struct{}
 	cacheLine struct{ _ [8]byte }

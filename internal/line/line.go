@@ -27,8 +27,8 @@ type Server interface {
 // ErrGone is what Ping returns when the user's client has been closed, so that the line is of no use.
 var ErrGone = errors.New("the client is closed")
 
-// Unknown is in place of the error of a command whose reply shows nothing: the client had it in memory.
-var Unknown = errors.New("the reply is not of the server")
+// ErrUnknown is in place of the error of a command whose reply shows nothing: the client had it in memory.
+var ErrUnknown = errors.New("the reply is not of the server")
 
 // A Line is what this process knows of one server through one client, for all users of that client. It answers one
 // question: has the server answered anything since a command was sent that is still owed an answer?
@@ -138,7 +138,7 @@ func (l *Line) Done(key string, err error) {
 	switch {
 	case err == nil:
 		l.serves()
-	case err != Unknown:
+	case err != ErrUnknown:
 		l.silence.err, l.key = err, cmp.Or(key, l.key)
 	case l.flying == 0 && l.silence.err == nil && l.within() == 0:
 		l.silence = silence{}

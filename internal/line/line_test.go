@@ -472,7 +472,7 @@ func TestLine_Unknown(t *testing.T) {
 		hot := func(until time.Duration) {
 			for time.Since(f.begun) < until {
 				l.Send("k", time.Now())
-				l.Done("k", Unknown)
+				l.Done("k", ErrUnknown)
 				time.Sleep(ms)
 			}
 		}
