@@ -151,18 +151,22 @@ func GetOrLock(ctx context.Context, within time.Duration, locks []*Lock, queries
 		calls[i] = client.ScriptCall{Script: getOrLockScript, Args: append(getOrLockScript.Call(2, 7), l.args.value, l.args.lock,
 			l.args.token, l.args.ttl, q.Known, q.Awaited, q.Take, q.For, 0)}
 	}
-	c, sent := locks[0].client, time.Now()
-	what := client.Command{Op: "lock", Key: locks[0].Keys.Value, Keys: len(locks), Within: within, Spared: queries[0].Spared, Sent: &sent}
+	c, sent := locks[0].client, make([]time.Time, len(locks))
+	sent[0] = time.Now()
+	what := client.Command{Op: "lock", Key: locks[0].Keys.Value, Keys: len(locks), Within: within, Spared: queries[0].Spared, Sent: &sent[0]}
 	answers := client.RunAll(ctx, c, what, calls, parseLockReply)
+	for i := range sent {
+		sent[i] = sent[0]
+	}
 	twins(len(locks), func(i int) bool { return answers[i].Value.Status == unrun }, func(i int) {
 		what := what
-		what.Key = locks[i].Keys.Value
+		what.Key, what.Sent = locks[i].Keys.Value, &sent[i]
 		answers[i].Value, answers[i].Err = client.DoWithin(ctx, c, what, func(ctx context.Context) (Reply, error) {
 			return locks[i].watchGetOrLock(ctx, queries[i])
 		})
 	})
 	for i, l := range locks {
-		l.answered(within, queries[i], sent, answers[i])
+		l.answered(within, queries[i], sent[i], answers[i])
 	}
 	return answers
 }
