@@ -41,20 +41,22 @@ func (r *rebuild) readValues(ctx context.Context, valueKeys []string) (values []
 	for i, valueKey := range valueKeys {
 		all[i] = &storedValue{valueKey: valueKey}
 	}
-	heads, lives := make([]*redis.StringCmd, len(all)), make([]*redis.DurationCmd, len(all))
-	err = r.readFrom(ctx, all, func(p redis.Pipeliner, i int) {
-		heads[i], lives[i] = p.GetRange(ctx, valueKeys[i], 0, smallValue-1), p.PTTL(ctx, valueKeys[i])
-	}, func(i int) (err error) {
-		v := all[i]
-		v.data, err = heads[i].Bytes()
-		v.life = lives[i].Val()
-		return cmp.Or(err, lives[i].Err())
+	type head struct {
+		data []byte
+		life time.Duration
+	}
+	heads, err := readFrom(ctx, r, all, func(p redis.Pipeliner, valueKey string) func() (head, error) {
+		data, life := p.GetRange(ctx, valueKey, 0, smallValue-1), p.PTTL(ctx, valueKey)
+		return func() (head, error) {
+			return head{[]byte(data.Val()), life.Val()}, cmp.Or(data.Err(), life.Err())
+		}
 	})
 	if err != nil {
 		return nil, err
 	}
 	var large []*storedValue
-	for _, v := range all {
+	for i, v := range all {
+		v.data, v.life, v.err = heads[i].Value.data, heads[i].Value.life, heads[i].Err
 		var ours bool
 		v.key, ours = r.keyOf(v.valueKey)
 		switch {
@@ -81,38 +83,43 @@ func (r *rebuild) readLarge(ctx context.Context, values []*storedValue) error {
 		}
 		some := values[:n]
 		values = values[n:]
-		whole := make([]*redis.StringCmd, n)
-		err := r.readFrom(ctx, some, func(p redis.Pipeliner, i int) { whole[i] = p.Get(ctx, some[i].valueKey) }, func(i int) (err error) {
-			some[i].data, err = whole[i].Bytes()
-			return err
+		whole, err := readFrom(ctx, r, some, func(p redis.Pipeliner, valueKey string) func() ([]byte, error) {
+			return p.Get(ctx, valueKey).Bytes
 		})
 		if err != nil {
 			return err
+		}
+		for i, v := range some {
+			v.data, v.err = whole[i].Value, whole[i].Err
 		}
 	}
 	return nil
 }
 
-// readFrom sends commands for values in one pipeline, and takes their replies. A value that is no string has an
+// readFrom sends commands for values in one pipeline, and returns their replies. A value that is no string has an
 // error.
-func (r *rebuild) readFrom(ctx context.Context, values []*storedValue, send func(p redis.Pipeliner, i int), take func(i int) error) error {
-	_, err := client.Retry(ctx, r.keys.client.Timeout, client.Unreachable, func(within time.Duration) (any, error) {
-		return client.DoWithin(ctx, r.keys.client, client.Command{Op: tagging, Key: values[0].valueKey, Within: within}, func(ctx context.Context) (_ any, failed error) {
+func readFrom[R any](ctx context.Context, r *rebuild, values []*storedValue,
+	send func(p redis.Pipeliner, valueKey string) (take func() (R, error))) ([]client.Reply[R], error) {
+	return client.Retry(ctx, r.keys.client.Timeout, client.Unreachable, func(within time.Duration) ([]client.Reply[R], error) {
+		what := client.Command{Op: tagging, Key: values[0].valueKey, Within: within}
+		return client.DoWithin(ctx, r.keys.client, what, func(ctx context.Context) (replies []client.Reply[R], failed error) {
+			takes := make([]func() (R, error), len(values))
 			_, _ = client.Pipelined(ctx, r.keys.client.Redis, func(p redis.Pipeliner) { // each reply has its error
-				for i := range values {
-					send(p, i)
+				for i, v := range values {
+					takes[i] = send(p, v.valueKey)
 				}
 				p.Del(ctx, values[0].valueKey+":none") // a write, though of nothing: a replica may be behind, and must not answer
 			})
-			for i, v := range values {
-				if v.err = take(i); v.err != nil && !client.WrongType(v.err) && !errors.Is(v.err, redis.Nil) {
-					failed = cmp.Or(failed, v.err)
+			replies = make([]client.Reply[R], len(values))
+			for i := range values {
+				one := &replies[i]
+				if one.Value, one.Err = takes[i](); one.Err != nil && !client.WrongType(one.Err) && !errors.Is(one.Err, redis.Nil) {
+					failed = cmp.Or(failed, one.Err)
 				}
 			}
-			return nil, failed
+			return replies, failed
 		})
 	})
-	return err
 }
 
 // keyOf returns the key of a caller to which a value key belongs.

@@ -46,7 +46,6 @@
 package tags
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	_ "embed"
@@ -445,15 +444,17 @@ func (x *Index) noted(n Note) time.Duration { return min(n.Life, math.MaxInt64-x
 func (x *Index) run(ctx context.Context, within time.Duration, script client.Script, keys, args []any) (any, error) {
 	call := append(append(script.Call(len(keys), len(args)), keys...), args...)
 	what := client.Command{Op: op, Key: keys[0].(string), Within: within}
-	var refused error
 	reply, err := client.Run(ctx, x.client, what, client.ScriptCall{Script: script, Args: call}, func(cmd *redis.Cmd) (any, error) {
 		reply, err := cmd.Result()
 		if client.ScriptsRefused(err) {
-			refused, err = err, nil // not a failure: there is another way
+			return err, nil // not a failure: there is another way
 		}
 		return reply, err
 	})
-	return reply, cmp.Or(err, refused)
+	if refused, is := reply.(error); is && err == nil {
+		err = refused
+	}
+	return reply, err
 }
 
 // Marked is what an invalidation knows of its tags.
