@@ -176,7 +176,8 @@ func (c *rooms) set(ctx context.Context, key string, v any) error {
 // Delete removes the keys, and supersedes their loads that are in flight, in any process: their
 // values are not stored, and no GetOrLoad that begins after Delete has returned gets them, in any
 // process. With [Options.Near] other processes may return them for MaxLag. Calls already waiting may
-// still get them, and so may calls in a process that cannot reach Redis. Each key is deleted together with its lock in one step; several keys are not.
+// still get them, and so may calls in a process that cannot reach Redis. Each key is deleted together with its lock in
+// one step; several keys are not.
 //
 // After an error some keys may not have been deleted: call Delete again, or accept the old values
 // until they expire.

@@ -33,7 +33,8 @@ func TestClear(t *testing.T) {
 		for _, c := range others {
 			redistest.Must(t, c.SetMany(ctx, valuesOf(few)))
 		}
-		cachetest.GoGet(ctx, c, "failed", cachetest.Fails[string](cachetest.ErrSource)).WantErr(t, cachetest.ErrSource) // leaves a note in its lock
+		// A failed load leaves a note in its lock.
+		cachetest.GoGet(ctx, c, "failed", cachetest.Fails[string](cachetest.ErrSource)).WantErr(t, cachetest.ErrSource)
 		redistest.Must(t, c.Clear(ctx))
 		redistest.Await(t, "the values are gone", func() bool {
 			got, err := c.GetMany(ctx, many)

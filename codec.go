@@ -23,7 +23,8 @@ import (
 //   - ForKey(namespace, key string) Codec returns the codec for the values of one key. With it an encrypting codec
 //     binds their bytes to the key: an entry that was copied to another key is then a bad value. The cache calls
 //     ForKey before each Marshal and Unmarshal, and calls the methods of the result only, so let the codec's own
-//     Marshal fail. [New] refuses a wrapper without ForKey whose Unwrap returns a codec with it. See the example "ForKey".
+//     Marshal fail. [New] refuses a wrapper without ForKey whose Unwrap returns a codec with it. See the
+//     example "ForKey".
 //
 // The formats of this package are msgpack, json and raw.
 type Codec interface {

@@ -135,8 +135,8 @@ func (s sentinels) remoteError(namespace, key, record string) error {
 }
 
 // ManyError is returned by [Cache.GetOrLoadMany], [Cache.RefreshMany], [Cache.GetMany] and
-// [Cache.SetMany] if some keys have errors. errors.Is and errors.As look at each of them. A [ManyLoader] returns it, not wrapped,
-// if some of its keys have failed. An [ErrNotFound] in it is of another key: as the error of one key,
+// [Cache.SetMany] if some keys have errors. errors.Is and errors.As look at each of them. A [ManyLoader] returns it,
+// not wrapped, if some of its keys have failed. An [ErrNotFound] in it is of another key: as the error of one key,
 // also wrapped, a ManyError is a failure.
 type ManyError struct {
 	Errs map[string]error // by key

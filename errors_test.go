@@ -38,7 +38,7 @@ func TestErrors_KeepTheirIdentity(t *testing.T) {
 		"unknown": {errDown, nil, false, ""},
 		"unnamed": {errors.New("no route"), map[string]error{"down": theirs}, false, ""},
 		"no text": {errors.New(""), nil, false, ""},
-		"long":    {errors.New(strings.Repeat("€", 400)), nil, false, strings.Repeat("€", 341)}, // 1 KiB, cut at a character
+		"long":    {errors.New(strings.Repeat("€", 400)), nil, false, strings.Repeat("€", 341)}, // cut at a character
 	} {
 		cachetest.RunInBubble(t, name, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 			loads := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{Errors: map[string]error{"down": errDown, "zz": errDown}})

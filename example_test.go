@@ -761,7 +761,8 @@ func ExampleOptions_staleWhileRevalidate() {
 
 	ctx := context.Background()
 	load := func(ctx context.Context, item string) (int, error) { return 8, nil }
-	if err := errors.Join(prices.Set(ctx, "tea", 7), prices.Expire(ctx, "tea")); err != nil { // as if the minute were over
+	// The price is 7, and stale, as if the minute were over.
+	if err := errors.Join(prices.Set(ctx, "tea", 7), prices.Expire(ctx, "tea")); err != nil {
 		fmt.Println(err)
 		return
 	}

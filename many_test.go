@@ -716,7 +716,7 @@ func TestGetOrLoadMany_PanicOfTrace(t *testing.T) {
 	}
 }
 
-// While a call tells Trace of its hits, others may load the keys that it misses. A function of Trace may load them, too.
+// While a call tells Trace of its hits, others may load the keys that it misses, and so may a function of Trace.
 func TestGetOrLoadMany_TraceThatCalls(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		var c *singlefill.Cache[string]

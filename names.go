@@ -32,7 +32,8 @@ func (c *check) checkNames(ctx context.Context, masters []client.Master) error {
 		return c.refused("check", err)
 	}
 	defer func() {
-		_, _ = client.Each(ctx, c.client, "check", keys, func(p redis.Pipeliner, key string) *redis.IntCmd { return p.Del(ctx, key) }) // failures are traced
+		// Failures are traced.
+		_, _ = client.Each(ctx, c.client, "check", keys, func(p redis.Pipeliner, key string) *redis.IntCmd { return p.Del(ctx, key) })
 	}()
 	if err := c.checkKeyNames(ctx, masters, keys, group); err != nil {
 		return c.refused("names of keys", err)

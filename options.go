@@ -25,10 +25,10 @@ type Options[T any] struct {
 	// Codec turns values into bytes. Default: [MsgPack].
 	Codec Codec
 
-	// Version tells entries of different shapes of T apart. Raise it when a value that an older program stored, decoded as T,
-	// must not be served, for example since it lacks a new field. An entry of a lower version is a miss: it is loaded once
-	// in the fleet and replaced when it is asked for. An entry of a higher version is served, so that old and new processes
-	// of a deployment never replace each other's entries in turn: see docs/values.md. Default: 0.
+	// Version tells entries of different shapes of T apart. Raise it when a value that an older program stored, decoded
+	// as T, must not be served, for example since it lacks a new field. An entry of a lower version is a miss: it is
+	// loaded once in the fleet and replaced when it is asked for. An entry of a higher version is served, so that old
+	// and new processes of a deployment never replace each other's entries in turn: see docs/values.md. Default: 0.
 	Version uint32
 
 	// TTLFunc returns the life of one value in place of the ttl given to [New]. With less than 1 ms
@@ -45,8 +45,8 @@ type Options[T any] struct {
 	// two round trips. Default: none.
 	Tags func(key string, v T) []string
 
-	// LoadMany, a ManyLoader, loads values that are stale, or expire soon, in place of the functions that calls give: keys
-	// that different calls find within 5 ms are loaded together, MaxBatch at most. Its ctx has the
+	// LoadMany, a ManyLoader, loads values that are stale, or expire soon, in place of the functions that calls give:
+	// keys that different calls find within 5 ms are loaded together, MaxBatch at most. Its ctx has the
 	// values of one of these calls, so what it returns may depend on its keys alone. What a caller waits
 	// for is loaded by the function of the call. Default: none.
 	LoadMany func(ctx context.Context, keys []string) (map[string]T, error)
@@ -136,8 +136,8 @@ type Options[T any] struct {
 	// characters. Default: none.
 	Errors map[string]error
 
-	// Near keeps values in the memory of this process: [NewLocal] always does. [New] refuses it with a client that reads
-	// from replicas or has client-side caching. Default: nil, off.
+	// Near keeps values in the memory of this process: [NewLocal] always does. [New] refuses it with a client that
+	// reads from replicas or has client-side caching. Default: nil, off.
 	Near *Near
 
 	// Audit is the fraction, at most 1, of fresh hits that are checked against the source in the

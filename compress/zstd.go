@@ -59,9 +59,9 @@ const (
 //
 // Unmarshal estimates how much memory the decompressed bytes and the value would take together. It refuses
 // compressed bytes, before it takes that memory, if the estimate is more than 64 MiB + 64 × their length. Marshal
-// does not compress a value that Unmarshal would refuse. The estimate leaves out garbage: an accepted decode may allocate about twice the
-// bound with MsgPack, and six times with JSON. With a codec other than MsgPack, JSON and Raw the estimate counts
-// the decompressed bytes only.
+// does not compress a value that Unmarshal would refuse. The estimate leaves out garbage: an accepted decode may
+// allocate about twice the bound with MsgPack, and six times with JSON. With a codec other than MsgPack, JSON and Raw
+// the estimate counts the decompressed bytes only.
 //
 // The errors are the errors of codec, errors about damaged bytes, and with a negative MinSize an error for a value that
 // begins like compressed bytes.

@@ -113,8 +113,8 @@ func ofRefused(ops []op, read op) bool {
 
 // checkFloors checks Delete's promise: no read that begins after it gets a value that was loaded before it. It does not
 // order reads, so it needs no search. Each change takes effect as early as it can, and each invalidation as late as it
-// can: whatever order a read agrees with, it agrees with this one. An invalidation raises the floor to its value, one by
-// Expire only for values that are not stale.
+// can: whatever order a read agrees with, it agrees with this one. An invalidation raises the floor to its value, one
+// by Expire only for values that are not stale.
 func checkFloors(ops []op) error {
 	changes := slices.DeleteFunc(slices.Clone(ops), func(o op) bool { return o.Name != opChange })
 	slices.SortFunc(changes, func(a, b op) int { return cmp.Compare(a.Value, b.Value) })

@@ -53,7 +53,7 @@
 //
 //	singlefill.gets {layer, result}           calls by where they ended: layer near (memory) or redis; result
 //	                                          hit, stale (a hit of a stale value) or miss (not in near)
-//	singlefill.gets.shared                    of the hits and misses, calls for which another call of the process worked
+//	singlefill.gets.shared                    hits and misses for which another call of the process worked
 //	singlefill.stale.served {reason}          stale values returned: revalidating, or load_failed
 //	singlefill.loads {kind, result}           keys loaded: kind call or refresh; result value, not_found, error
 //	                                          or panic

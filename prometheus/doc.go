@@ -15,7 +15,7 @@
 //
 //	singlefill_gets_total{layer, result}         calls by where they ended: layer near (memory) or redis; result
 //	                                             hit, stale (a hit of a stale value) or miss (not in near)
-//	singlefill_gets_shared_total                 of the hits and misses, calls for which another call of the process worked
+//	singlefill_gets_shared_total                 hits and misses for which another call of the process worked
 //	singlefill_stale_served_total{reason}        stale values returned: revalidating, or load_failed
 //	singlefill_loads_total{kind, result}         keys loaded: kind call or refresh; result value, not_found, error
 //	                                             or panic

@@ -1,7 +1,7 @@
 // Package singlefilltest helps to test programs that use package singlefill.
 //
-// A test of a handler or a Loader needs nothing from here: [singlefill.NewLocal] makes a cache that keeps every promise,
-// in bubbles of [testing/synctest], too. A test of several processes, or of what happens without Redis, needs
+// A test of a handler or a Loader needs nothing from here: [singlefill.NewLocal] makes a cache that keeps every
+// promise, in bubbles of [testing/synctest], too. A test of several processes, or of what happens without Redis, needs
 // [Redis].
 //
 // [Redis] is an empty Redis for one test, without a server. A [Source] stands for the database, and

@@ -125,7 +125,8 @@ func TestFaults_Commands(t *testing.T) {
 	}
 }
 
-// A cache serves from the source during a fault, also with an open breaker. A second after the fault it serves what it had.
+// A cache serves from the source during a fault, also with an open breaker. A second after the fault it
+// serves what it had.
 func TestFaults_Cache(t *testing.T) {
 	t.Parallel()
 	for _, fault := range faults {

@@ -100,7 +100,8 @@ func work(t task) (r result) {
 	for rdb.Ping(context.Background()).Err() != nil && time.Now().Before(w.Begin) { // the server is starting
 		time.Sleep(10 * time.Millisecond)
 	}
-	w.together(time.Now(), func() { rdb.Ping(context.Background()) }) // no contender pays for the connections of the pool
+	// No contender pays for the connections of the pool.
+	w.together(time.Now(), func() { rdb.Ping(context.Background()) })
 	rdb.AddHook(w)
 	var done func() error
 	if w.get, done = contenders[w.Contender].open(rdb, w.ttl(), w.load); time.Until(w.Begin) < 0 {

@@ -45,8 +45,8 @@ func connect(ctx context.Context, flag, env string, timeout time.Duration) (redi
 			server.Close()
 			return clusterOf(&redis.ClusterOptions{
 				Addrs: []string{o.Addr}, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig,
-				DialTimeout: o.DialTimeout, ReadTimeout: cmp.Or(o.ReadTimeout, -1), WriteTimeout: cmp.Or(o.WriteTimeout, -1), // 0: none
-				MaxRetries: o.MaxRetries, ContextTimeoutEnabled: true,
+				DialTimeout: o.DialTimeout, MaxRetries: o.MaxRetries, ContextTimeoutEnabled: true,
+				ReadTimeout: cmp.Or(o.ReadTimeout, -1), WriteTimeout: cmp.Or(o.WriteTimeout, -1), // 0: none
 			}), nil
 		}
 		return rdb, nil

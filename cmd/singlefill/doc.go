@@ -42,15 +42,15 @@
 // del, expire, clear and clear -tag are the calls of the library, with its promises: a load in flight is not
 // stored after them, and processes with Options.Near hear of them. For that they append a record to
 // the log of the namespace, whether a process follows it or not; the log expires by itself. Where DeleteTag reads all
-// values to find out their tags, clear -tag deletes nothing, and says so: it does not know Options.Tags of your program.
+// values to find out their tags, clear -tag deletes nothing, and says so: it does not know your Options.Tags.
 //
 // # Times
 //
 // Ages are judged by this machine's clock, as a reader of the cache judges them by its own. "Gone in" is
 // the server's TTL: the rest of the life and of the stale windows. The time
 // since when a lock is held is by the server's clock. Redis knows the holder of a fill lock by a random
-// token only. It knows the holder of a lock of package lock also by its lock.Options.Holder. The logs and metrics of the
-// processes tell what hits and misses cost: see the modules prometheus and otel.
+// token only. It knows the holder of a lock of package lock also by its lock.Options.Holder. The logs and metrics of
+// the processes tell what hits and misses cost: see the modules prometheus and otel.
 //
 // # Exit status
 //

@@ -192,8 +192,8 @@ func jsonable(v any) any {
 }
 
 // decode returns the payload as JSON, and the codec that it has, for auto the one that its header names. It guesses
-// that of an entry without a format: of the codecs that it tries, only msgpack accepts a payload of one byte, so for the
-// number 7, which Raw or JSON have stored, it finds 55. What it cannot decode it shows as Raw.
+// that of an entry without a format: of the codecs that it tries, only msgpack accepts a payload of one byte, so for
+// the number 7, which Raw or JSON have stored, it finds 55. What it cannot decode it shows as Raw.
 func decode(e entry.Entry, name string) (json.RawMessage, string, error) {
 	if e.NotFound {
 		return nil, "", nil

@@ -55,8 +55,8 @@ func (x *execution) tags(ctx context.Context, namespace string) error {
 	return nil
 }
 
-// clearTags deletes the keys of tags as Cache.DeleteTag does. But if not all tags are known it deletes nothing: DeleteTag
-// finds them out from the values, and removes each value whose tags it cannot tell. This program can tell none.
+// clearTags deletes the keys of tags as Cache.DeleteTag does. But if not all tags are known it deletes nothing:
+// DeleteTag finds them out from the values, and removes each value whose tags it cannot tell. This program cannot.
 func (x *execution) clearTags(ctx context.Context, namespace string, names []string) error {
 	names, err := tags.Names(names)
 	if err != nil {

@@ -217,9 +217,10 @@ func (l *Load) blocksOn(target *Load, seen map[*Load]bool) bool {
 }
 
 // goroutineID returns the number of the calling goroutine. A call from inside a load certainly blocks the load only if
-// it runs in the goroutine of the Loader: a prefetch in another one is no circle, and looks the same otherwise. The runtime shows it only in stack
-// traces, as "goroutine 42 [running]:". net/http reads it in the same way, to check itself with
-// DEBUG_HTTP2_GOROUTINES=1. It takes about 1 µs, and 1 µs more for each function on the stack. Only fills and calls from inside loads need it.
+// it runs in the goroutine of the Loader: a prefetch in another one is no circle, and looks the same otherwise. The
+// runtime shows it only in stack traces, as "goroutine 42 [running]:". net/http reads it in the same way, to check
+// itself with DEBUG_HTTP2_GOROUTINES=1. It takes about 1 µs, and 1 µs more for each function on the stack. Only fills
+// and calls from inside loads need it.
 func goroutineID() uint64 {
 	var buf [40]byte
 	return goroutineNumber(buf[:runtime.Stack(buf[:], false)])

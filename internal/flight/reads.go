@@ -109,8 +109,8 @@ func (r *Reads[V, H]) Delegate(all []H) (delegated []Turn[V]) {
 	return delegated
 }
 
-// Await waits until the first of the turns is over, and looks at the others. A turn is over when the caller holds it, or
-// has in Found what another caller of its batch has read. If ctx ends before, the caller is to End them.
+// Await waits until the first of the turns is over, and looks at the others. A turn is over when the caller holds it,
+// or has in Found what another caller of its batch has read. If ctx ends before, the caller is to End them.
 func (r *Reads[V, H]) Await(ctx context.Context, all []H) error {
 	first := all[0].Turn()
 	select {

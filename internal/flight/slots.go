@@ -12,7 +12,8 @@ import (
 // that hold all slots and wait for other loads would wait for ever. So a chain of nested loads
 // needs one slot. A borrower that outlives the wait keeps the slot, although its lender goes on: it holds locks, with
 // which it must not queue, since a holder of a fleet slot may wait for them. A part of a borrower for whose
-// fills the lender does not wait keeps it, too, while the lender lends the slot to the other part. semaphore.Weighted cannot lend.
+// fills the lender does not wait keeps it, too, while the lender lends the slot to the other part.
+// semaphore.Weighted cannot lend.
 type Slots struct {
 	leases Leases // nil: a slot needs none
 
@@ -182,8 +183,8 @@ func (s *Slot) Release() {
 
 // The functions below require that the caller holds graph.
 
-// part is called when fills have moved to another load, or have ended. If a load has borrowed its slot for them, its lender may need the
-// slot for that load: this one goes on beside it, as a borrower that outlives the wait.
+// part is called when fills have moved to another load, or have ended. If a load has borrowed its slot for them, its
+// lender may need the slot for that load: this one goes on beside it, as a borrower that outlives the wait.
 func (s *Slot) part() {
 	if s == nil || s.lender == nil {
 		return

@@ -345,7 +345,7 @@ func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
 	})
 }
 
-// The lease of a slot that another load has borrowed, and keeps, is given back when the owner waits for no load any more.
+// The lease of a slot that another load has borrowed, and keeps, is given back when its owner waits for no load.
 func TestSlots_LentLeaseAtShutdown(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p, l := leased(1)

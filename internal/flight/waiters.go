@@ -26,8 +26,9 @@ type Waiter[R any] struct {
 	// Patience is set for a caller that has an old value: it leaves the fill that long after its beginning. The fill
 	// goes on then.
 	Patience time.Duration
-	Empty    bool            // the call found the key empty
-	Takes    func(r *R) bool // reports whether a result that is valid for the caller will do; nil: each does. It runs with Fills.mu
+	Empty    bool // the call found the key empty
+	// Takes reports whether a result that is valid for the caller will do; nil: each does. It runs with Fills.mu.
+	Takes func(r *R) bool
 
 	// Set by Join.
 	First  bool // the caller started the fill
@@ -148,9 +149,9 @@ const (
 	Left                     // the caller's context ended first
 )
 
-// Wait waits until all fills that a call has joined have ended, or one of them brings nothing that the caller takes: its
-// result is void for this caller, or the caller leaves it, since its Patience is over. When ctx ends, the caller leaves
-// them all. Those that still have the verdict Waiting are for another Wait.
+// Wait waits until all fills that a call has joined have ended, or one of them brings nothing that the caller takes:
+// its result is void for this caller, or the caller leaves it, since its Patience is over. When ctx ends, the caller
+// leaves them all. Those that still have the verdict Waiting are for another Wait.
 func (g *Fills[R]) Wait(ctx context.Context, call *Caller, ws []*Waiter[R]) {
 	for {
 		goOn, until := g.settle(ctx, ws)

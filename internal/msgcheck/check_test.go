@@ -186,7 +186,7 @@ func TestCheck_AgreesWithDecoder(t *testing.T) {
 // header.
 func TestReader_MapsInExtensions(t *testing.T) {
 	for _, data := range []string{
-		"\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00",                             // a valid time, or a map of 1 Mi entries
+		"\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00",                             // a time, or a map of 1 Mi entries
 		"\xd7\xff\x81\xa0\xdd\x00\x10\x00\x00\x00",                             // an array of 1 Mi within the payload
 		"\xd6\xff\xde\xff\xff\x00",                                             // map16
 		"\x92\xd7\xff\xc0\xdd\x00\x10\x00\x00\x00\x00\xc0",                     // nil for the map, then an array

@@ -73,8 +73,8 @@ func (c *call) run(asks []*ask) {
 // readAndJoin reads keys. For those that it does not find it joins fills, or starts them.
 //
 // It does not read a key whose fill found it empty: a cold herd would send GETs for as long as the load takes. If the
-// key held an old value, it reads, since that is what it falls back to at its deadline. It joins before it gives its turns to others, who then meet the
-// fills in place of reading again.
+// key held an old value, it reads, since that is what it falls back to at its deadline. It joins before it gives its
+// turns to others, who then meet the fills in place of reading again.
 func (c *call) readAndJoin() {
 	asks := c.in(missed)
 	defer c.reads.End(asks) // which are left if a function of Trace panics

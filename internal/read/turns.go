@@ -73,8 +73,8 @@ func (c *call) read(asks []*ask) {
 	}
 }
 
-// A reply is asks of a part that have been read. The last one is the whole part: what has had no reply by then gets none,
-// since Unmarshal has called runtime.Goexit. Fills decode it once more, and tell their callers.
+// A reply is asks of a part that have been read. The last one is the whole part: what has had no reply by then gets
+// none, since Unmarshal has called runtime.Goexit. Fills decode it once more, and tell their callers.
 type reply struct {
 	asks []*ask
 	last bool

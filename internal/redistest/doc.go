@@ -25,6 +25,6 @@
 //
 // Every package that uses redistest, or whose tests start goroutines, calls [Main] from its
 // TestMain. A leak fails the test or the run: a goroutine; a connection to a server that is
-// stopped; a key on that server, or of a client of NewLocal, named as this module names keys, without a TTL. A test that
-// creates one on purpose declares it with [Planted].
+// stopped; a key on that server, or of a client of NewLocal, named as this module names keys, without a TTL. A test
+// that creates one on purpose declares it with [Planted].
 package redistest

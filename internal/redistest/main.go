@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// leakLimit is how long goroutines may take to end after the last test, and connections after theirs. Closing a client unblocks
-// its readers but does not wait for them.
+// leakLimit is how long goroutines may take to end after the last test, and connections after theirs. Closing a client
+// unblocks its readers but does not wait for them.
 const leakLimit = 3 * time.Second
 
 // Main is the TestMain of every package that uses redistest:

@@ -61,8 +61,8 @@ func (h Served) Info() event.ValueInfo {
 	return info
 }
 
-// FromMemory returns the value of key from memory. It returns false without Near, if memory has nothing to serve, or if it
-// cannot prove that it is recent enough.
+// FromMemory returns the value of key from memory. It returns false without Near, if memory has nothing to serve, or if
+// it cannot prove that it is recent enough.
 func (s *Store) FromMemory(ctx context.Context, key string) (v any, h Served, ok bool) {
 	if s.memory == nil {
 		return nil, h, false
@@ -115,8 +115,8 @@ func (l *Lookup) Outlives(c *near.Copy) bool {
 	return l.RedisErr != nil || newer
 }
 
-// During runs a command that reads or writes keys, given as they are in Redis, and calls keep with what keys[i] holds now.
-// Memory keeps that if Redis keeps it. During takes the generations of the keys before the command. If a key is
+// During runs a command that reads or writes keys, given as they are in Redis, and calls keep with what keys[i] holds
+// now. Memory keeps that if Redis keeps it. During takes the generations of the keys before the command. If a key is
 // invalidated during the command, its generation changes, and what the command has seen is never served. Nothing else
 // keeps values in memory.
 func (s *Store) During(keys []string, command func(keep func(i int, l *Lookup))) {

@@ -130,8 +130,8 @@ func TestWake_WhateverEndsTheLoad(t *testing.T) {
 	}
 }
 
-// A lost wake-up costs the rest of LockTTL or listeningPause, and no more than the shorter of them. Then waiters poll as
-// without wake-ups, for a minute.
+// A lost wake-up costs the rest of LockTTL or listeningPause, and no more than the shorter of them. Then waiters poll
+// as without wake-ups, for a minute.
 //
 //fault:lost-wake-ups
 //fault:frozen-listener

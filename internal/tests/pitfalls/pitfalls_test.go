@@ -56,8 +56,8 @@ func TestLoader_RequestsContext(t *testing.T) {
 	}
 }
 
-// A Loader that passes on ErrNotFound of another cache says that the key of this cache does not exist. A ManyLoader that
-// passes on a ManyError of another cache, whose keys by chance equal keys of this cache, says that these keys have
+// A Loader that passes on ErrNotFound of another cache says that the key of this cache does not exist. A ManyLoader
+// that passes on a ManyError of another cache, whose keys by chance equal keys of this cache, says that these keys have
 // failed, and that the keys that its map lacks do not exist.
 func TestLoader_AsksAnotherCache(t *testing.T) {
 	t.Parallel()
@@ -241,7 +241,7 @@ func TestLockTTL_BelowDeadline(t *testing.T) {
 			dies, lives := newCache(mortal), newCache(rdb)
 			src := cachetest.NewSource[string](t)
 			call, load := src.Begin(t.Context(), t, dies, "k")
-			mortal.AddHook(redistest.Trips(func([]redis.Cmder) error { return redis.ErrClosed })) // from now on it is dead
+			mortal.AddHook(redistest.Trips(func([]redis.Cmder) error { return redis.ErrClosed })) // dead
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
 			v, err := lives.GetOrLoad(ctx, "k", cachetest.Gives("v"))

@@ -173,7 +173,8 @@ func TestRefresh_Failures(t *testing.T) {
 		cachetest.WantStored(t, rdb, "ns", "k", "old")
 		time.Sleep(time.Second)
 		redistest.Must(t, fleet[0].Refresh(t.Context(), "k", cachetest.Fails[string](singlefill.ErrNotFound)))
-		cachetest.GoGet(t.Context(), fleet[1], "k", cachetest.MustNotLoad[string](t)).WantErr(t, singlefill.ErrNotFound) // which is remembered
+		// ErrNotFound is remembered.
+		cachetest.GoGet(t.Context(), fleet[1], "k", cachetest.MustNotLoad[string](t)).WantErr(t, singlefill.ErrNotFound)
 		redistest.Must(t, fleet[0].Set(t.Context(), "k", "old"))
 		revoked := errors.Join(cachetest.ErrSource, singlefill.ErrNoStale)
 		if err := fleet[0].Refresh(t.Context(), "k", cachetest.Fails[string](revoked)); err != revoked {

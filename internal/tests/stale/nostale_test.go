@@ -98,7 +98,8 @@ func TestErrNoStale_Refresh(t *testing.T) {
 }
 
 // The memory of this process and of others forgets the old value, as after a Delete: also if the source says, too,
-// that there is none, and if the reply to the release is lost: the client sends it again, and the second one is refused.
+// that there is none, and if the reply to the release is lost: the client sends it again, and Redis
+// refuses the second one.
 //
 //fault:failed-load
 //fault:lost-reply

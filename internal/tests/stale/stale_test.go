@@ -385,8 +385,8 @@ func TestInfo_Expires(t *testing.T) {
 			if !info.Stale || !info.Expires.Equal(expired) || err != nil {
 				t.Errorf("%s: an expired value: %+v, %v", name, info, err)
 			}
-			cachetest.PutEntry(t, rdb, name, "ahead", entry.Entry{
-				NotFound: true, Expired: true, WrittenAt: time.Now(), FreshUntil: time.Now().Add(time.Hour), // by a clock that is ahead
+			cachetest.PutEntry(t, rdb, name, "ahead", entry.Entry{ // by a clock that is ahead
+				NotFound: true, Expired: true, WrittenAt: time.Now(), FreshUntil: time.Now().Add(time.Hour),
 			}, time.Hour)
 			expires(c, "ahead", fails, time.Now())
 			expires(c, "ahead", fails, time.Now())

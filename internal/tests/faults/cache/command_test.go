@@ -32,7 +32,7 @@ func held(s *redistest.Server, c *cachetest.Cache, key string) string {
 	return s.Admin().Get(context.Background(), c.LockKey(key)).Val()
 }
 
-// A fill whose command was late, since its process was held up for longer than RedisTimeout, asks again: Redis is there.
+// A fill whose command was late, since its process was held up for longer than RedisTimeout, asks again.
 //
 //fault:late-command
 func TestLock_HeldUpProcess(t *testing.T) {

@@ -186,7 +186,7 @@ func TestNear_LostLog(t *testing.T) {
 		"deleted, and begun again with the same IDs": func(t *testing.T, s *redistest.Server, a *nearCache) {
 			records, err := s.Admin().XRange(t.Context(), a.logKey(), "-", "+").Result()
 			redistest.Must(t, err)
-			_, err = s.Admin().TxPipelined(t.Context(), func(p redis.Pipeliner) error { // a process may begin the log, too
+			_, err = s.Admin().TxPipelined(t.Context(), func(p redis.Pipeliner) error { // as a process may
 				p.Del(t.Context(), a.logKey())
 				for _, r := range records[:len(records)-1] {
 					p.XAdd(t.Context(), &redis.XAddArgs{Stream: a.logKey(), ID: r.ID, Values: []string{"name", ""}})

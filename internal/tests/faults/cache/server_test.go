@@ -19,7 +19,7 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// A call gets its value although the server dies in the middle of it. What it has lost costs the entry, and nothing else.
+// A call gets its value although the server dies in the middle of it. Only the entry is lost.
 //
 //fault:crash-in-call
 //fault:flushall
@@ -272,7 +272,7 @@ func TestServer_KeyOverwrittenDuringLoad(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	redistest.Planted(t, "{")
-	foreign, err := entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("x")}.Encode() // well formed, and no value
+	foreign, err := entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("x")}.Encode() // no value
 	redistest.Must(t, err)
 	for _, which := range []string{"value", "lock"} {
 		for what, put := range map[string][]any{

@@ -253,7 +253,8 @@ func TestLoad_WithoutRedis(t *testing.T) {
 			if most := c.Most.Load(); most != 1 {
 				t.Errorf("%d loads of one key ran at a time in one process", most)
 			}
-			if n := c.Loads.Load(); n > 5 { // the last load is for callers that joined too late for a probe to help them
+			// The last load is for callers that joined too late for a probe to help them.
+			if n := c.Loads.Load(); n > 5 {
 				t.Errorf("%d loads in 4 s at 1 s each", n)
 			}
 		}
