@@ -96,8 +96,10 @@ func newRooms(rdb redis.UniversalClient, namespace string, s settings, typ *valu
 	redis := client.New(rdb, s.redisTimeout, events.RedisError, events.BreakerChanged, background)
 	var tier *near.Tier
 	var memory *value.Memory
+	log := near.NewGuest(redis, logKey(namespace), background)
 	if s.near != nil {
 		tier = newTier(redis, namespace, s.near, background, events.NearDropped)
+		log = &tier.Log
 		memory = &value.Memory{Tier: tier, TTL: s.near.TTL, Share: s.near.Share}
 	}
 	store := value.New(typ, namespace, redis, memory, events)
@@ -105,7 +107,7 @@ func newRooms(rdb redis.UniversalClient, namespace string, s settings, typ *valu
 	if typ.Tags != nil {
 		index = tags.New(redis, namespace, 2*min(s.loadTimeout, math.MaxInt64/2), s.lockTTL)
 	}
-	keys := revoke.NewKeys(redis, store, tier, fills, closing)
+	keys := revoke.NewKeys(redis, store, log, fills, closing)
 	space := revoke.NewSpace(keys, namespace, s.lockTTL, index, events)
 	var tagged *revoke.Tags
 	if index != nil {

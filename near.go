@@ -20,8 +20,8 @@ import (
 // Memory serves nothing that Redis has ended. The monotonic clock counts, which stands still while a
 // machine is suspended.
 //
-// What a process without Near deletes stays in the memory of the others until it expires: turn it
-// on first in those that only write.
+// A process without Near tells the others up to a second later, by making them drop their memory: so
+// turn it on in all that invalidate.
 type Near struct {
 	// Size is how many values are kept at most (W-TinyLFU). Default: 10,000.
 	Size int
@@ -67,6 +67,8 @@ func checkNear(n *Near, rdb redis.UniversalClient) error {
 // newTier returns the memory of a cache. background runs a function until the cache is closed.
 func newTier(c *client.Client, namespace string, n *Near, background func(run func(<-chan struct{})), dropped func()) *near.Tier {
 	c.ReadFromMasters()
-	log := namespace + ":log" // no value key
-	return near.New(c, log, orDefault(n.Size, 10_000), orDefault(n.MaxLag, time.Second), background, dropped)
+	return near.New(c, logKey(namespace), orDefault(n.Size, 10_000), orDefault(n.MaxLag, time.Second), background, dropped)
 }
+
+// logKey returns the key of the log of a namespace. It is no value key.
+func logKey(namespace string) string { return namespace + ":log" }

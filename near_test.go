@@ -418,6 +418,94 @@ func TestNearRules_DeletedElsewhere(t *testing.T) {
 	})
 }
 
+// A process without Near tells the memory of the others of each change within a second, also when it told them of
+// another one a moment ago.
+//
+//fault:near-mixed
+func TestNearRules_ProcessWithoutNear(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ctx := t.Context()
+		here := cachetest.NewCacheIn(t, rdb, "ns", near(singlefill.Near{MaxLag: time.Second}))
+		bare := cachetest.Raw
+		bare.Tags = func(string, string) []string { return []string{"tag"} }
+		there := cachetest.NewCaches(t, m, "ns", 1, &bare)[0]
+		source := "v0"
+		load := func(context.Context, string) (string, error) { return source, nil }
+		change := func(name string, do func() error) {
+			awaitNear(t, here, "k", load)
+			source = "after " + name
+			redistest.Must(t, do())
+			for begun := time.Now(); time.Since(begun) < 2*time.Second; time.Sleep(50 * time.Millisecond) { // memory is in use
+				_, _ = here.GetOrLoad(ctx, "k", load)
+			}
+			if v, err := here.GetOrLoad(ctx, "k", load); v != source || err != nil {
+				t.Errorf("after a %s: %q, %v; want %q", name, v, err, source)
+			}
+		}
+		deleteOther := func() { // and wait until it has been told
+			before := here.Stats().NearDrops
+			redistest.Must(t, there.Delete(ctx, "other"))
+			redistest.Await(t, "memory is dropped", func() bool {
+				_, _ = here.GetOrLoad(ctx, "k", load)
+				return here.Stats().NearDrops > before
+			})
+		}
+		change("Delete", func() error { return there.Delete(ctx, "k") })
+		change("Delete of many", func() error { return there.Delete(ctx, "a", "k", "b") })
+		change("Set", func() error { return there.Set(ctx, "k", source) })
+		change("SetMany", func() error { return there.SetMany(ctx, map[string]string{"k": source}) })
+		change("Expire", func() error { return there.Expire(ctx, "k") })
+		change("Refresh", func() error { return there.Refresh(ctx, "k", load) })
+		change("DeleteTag", func() error { return there.DeleteTag(ctx, "tag") })
+		change("Clear", func() error { return there.Clear(ctx) })
+		change("DeleteIf", func() error {
+			_, info, err := there.GetOrLoadInfo(ctx, "k", load)
+			wantDeleteIf(t, there, "k", info, true)
+			return err
+		})
+		deleteOther()
+		change("Delete a moment later", func() error { return there.Delete(ctx, "k") })
+		deleteOther()
+		change("Delete and Close", func() error {
+			defer func(begun time.Time) {
+				if d := time.Since(begun); d > 0 {
+					t.Errorf("Close took %v", d)
+				}
+			}(time.Now())
+			return errors.Join(there.Delete(ctx, "k"), there.Close())
+		})
+	})
+}
+
+// A process without Near looks for the log once a second at most, and leaves the key of another program alone.
+func TestNear_LooksForTheLog(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ctx := t.Context()
+		redistest.Must(t, rdb.RPush(ctx, "ns:log", "of another program").Err())
+		c := cachetest.NewCacheIn(t, rdb, "ns", &cachetest.Raw)
+		var looks atomic.Int64
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			for _, cmd := range cmds {
+				if slices.Contains(cmd.Args(), any("ns:log")) {
+					looks.Add(1)
+				}
+			}
+			return nil
+		}))
+		for range 1000 { // for 9.99 s
+			redistest.Must(t, c.Delete(ctx, "k"))
+			time.Sleep(10 * time.Millisecond)
+		}
+		redistest.Must(t, c.Close())
+		if n := looks.Load(); n != 11 {
+			t.Errorf("%d commands for the log during 1000 Deletes in 10 s, want 11, with the one of Close", n)
+		}
+		if n := rdb.LLen(ctx, "ns:log").Val(); n != 1 {
+			t.Error("the key of another program is gone")
+		}
+	})
+}
+
 // A process that has not read the log for MaxLag, as after a freeze, asks Redis.
 //
 //fault:near-frozen

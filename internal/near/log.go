@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -28,7 +29,11 @@ type Log struct {
 	client *client.Client
 	key    string
 	life   time.Duration
-	alone  bool // it has no readers, so nothing is written
+	alone  bool   // it has no readers, so nothing is written
+	guest  *guest // nil: this process has memory
+
+	hints      atomic.Int64 // since the last hint was begun
+	background func(run func(closing <-chan struct{}))
 }
 
 const (
@@ -61,7 +66,7 @@ func Hash(key string) uint64 {
 // could take the old value from another node into memory again.
 func (l *Log) OneServer() bool {
 	_, one := l.client.Redis.(*redis.Client)
-	return one && !l.alone
+	return one && !l.alone && l.guest == nil
 }
 
 // Add adds a record to a pipeline. keys are at most perRecord keys.
@@ -98,6 +103,10 @@ func (l *Log) AppendAll(ctx context.Context) error { return l.append(ctx, everyt
 
 func (l *Log) append(ctx context.Context, value string) error {
 	if l.alone {
+		return nil
+	}
+	if l.guest != nil {
+		l.tell()
 		return nil
 	}
 	_, err := client.Do(ctx, l.client, op, l.key, func(ctx context.Context) (string, error) {
@@ -241,6 +250,23 @@ func (l *Log) Check(ctx context.Context) error {
 		return len(cmds), err
 	})
 	return err
+}
+
+// WakeOthers makes the other processes read the log soon. However many records there are, this
+// process sends one hint at a time.
+func (l *Log) WakeOthers(ctx context.Context) {
+	if l.alone || l.guest != nil || l.hints.Add(1) > 1 {
+		return
+	}
+	l.background(func(closing <-chan struct{}) {
+		for {
+			n := l.hints.Load()
+			l.Hint(ctx, closing)
+			if l.hints.CompareAndSwap(n, 0) {
+				return
+			}
+		}
+	})
 }
 
 // Hint wakes the processes that read the log. A hint may be lost: they also read it by themselves.

@@ -54,7 +54,6 @@ type Tier struct {
 	used      atomic.Bool   // a value was asked for a moment ago
 	following atomic.Bool   // a goroutine reads the log
 
-	hints   atomic.Int64 // since the last hint was begun
 	putting atomic.Int64 // calls of Put that run
 
 	sweeping atomic.Bool // values will be freed
@@ -62,8 +61,7 @@ type Tier struct {
 
 	at position // in the log; only the goroutine that reads it uses it
 
-	background func(run func(closing <-chan struct{}))
-	dropped    func()
+	dropped func()
 }
 
 // A Generation is the generation of a key's stripe at some time.
@@ -85,12 +83,12 @@ func New(c *client.Client, key string, size int, maxLag time.Duration,
 	background func(run func(closing <-chan struct{})), dropped func()) *Tier {
 	t := new(Tier)
 	*t = Tier{
-		Log: Log{client: c, key: key, life: max(minLife, 4*maxLag)},
+		Log: Log{client: c, key: key, life: max(minLife, 4*maxLag), background: background},
 		values: otter.Must(&otter.Options[string, *Copy]{
 			MaximumSize: size,
 			Executor:    t.maintain,
 		}),
-		size: size, maxLag: maxLag, begun: time.Now(), background: background, dropped: dropped,
+		size: size, maxLag: maxLag, begun: time.Now(), dropped: dropped,
 	}
 	t.proof.Store(never)
 	return t
@@ -252,23 +250,6 @@ func (t *Tier) Age() time.Duration {
 
 // At converts a time to the clock of Get.
 func (t *Tier) At(at time.Time) time.Duration { return at.Sub(t.begun) }
-
-// WakeOthers makes the other processes read the log soon. However many records there are, this
-// process sends one hint at a time.
-func (t *Tier) WakeOthers(ctx context.Context) {
-	if t.alone || t.hints.Add(1) > 1 {
-		return
-	}
-	t.background(func(closing <-chan struct{}) {
-		for {
-			n := t.hints.Load()
-			t.Hint(ctx, closing)
-			if t.hints.CompareAndSwap(n, 0) {
-				return
-			}
-		}
-	})
-}
 
 // follow reads the log until no value is asked for.
 func (t *Tier) follow() {

@@ -36,9 +36,7 @@ func (s *Space) Clear(ctx context.Context) error {
 // forgetAll is Invalidated for all keys.
 func (s *Space) forgetAll() {
 	s.keys.fills.SupersedeAll()
-	if s.keys.near != nil {
-		s.keys.near.ForgetAll()
-	}
+	s.keys.store.ForgetAll()
 }
 
 // clearKnown clears, and then completes the books of tags, if there are any: all that is stored afterwards is noted
@@ -61,10 +59,8 @@ func (s *Space) clearKnown(ctx context.Context) error {
 // a part of the values may have been removed.
 func (s *Space) clearAndTell(ctx context.Context) error {
 	err := s.sweep(ctx, s.RemoveValues, true)
-	if s.keys.near != nil {
-		detached := client.Detach(ctx)
-		err = errors.Join(err, s.keys.near.AppendAll(detached))
-		s.keys.near.WakeOthers(detached)
-	}
+	detached := client.Detach(ctx)
+	err = errors.Join(err, s.keys.log.AppendAll(detached))
+	s.keys.log.WakeOthers(detached)
 	return err
 }

@@ -22,7 +22,7 @@ type Keys struct {
 	client  *client.Client
 	store   *value.Store
 	fills   Fills
-	near    *near.Tier // nil: off
+	log     *near.Log
 	closing <-chan struct{}
 }
 
@@ -33,10 +33,10 @@ type Fills interface {
 	Go(run func())
 }
 
-// NewKeys returns the keys of a store. tier is what memory has of its values, or nil. After closing is closed
-// nothing is invalidated.
-func NewKeys(c *client.Client, store *value.Store, tier *near.Tier, fills Fills, closing <-chan struct{}) *Keys {
-	return &Keys{client: c, store: store, fills: fills, near: tier, closing: closing}
+// NewKeys returns the keys of a store. log tells the memory of other processes what is invalidated. After closing is
+// closed nothing is invalidated.
+func NewKeys(c *client.Client, store *value.Store, log *near.Log, fills Fills, closing <-chan struct{}) *Keys {
+	return &Keys{client: c, store: store, fills: fills, log: log, closing: closing}
 }
 
 // Delete removes keys and supersedes their loads: a key together with its lock, in one step.
@@ -138,7 +138,7 @@ func (k *Keys) delete(ctx context.Context, pairs []filllock.Pair) error {
 		superseded []string // locks
 		refused    bool     // the records
 	}
-	records := k.near != nil && k.near.OneServer() // in the same pipeline
+	records := k.log.OneServer() // in the same pipeline
 	r, err := client.Do(ctx, k.client, "delete", pairs[0].Value, func(ctx context.Context) (r reply, err error) {
 		locks := make([]*redis.DurationCmd, len(pairs))
 		deletes := 0 // commands
@@ -148,7 +148,7 @@ func (k *Keys) delete(ctx context.Context, pairs []filllock.Pair) error {
 				p.Del(ctx, pair.Value, pair.Lock)
 			}
 			if deletes = p.Len(); records {
-				k.near.Add(ctx, p, valuesOf(pairs))
+				k.log.Add(ctx, p, valuesOf(pairs))
 			}
 			return nil
 		})
@@ -182,9 +182,7 @@ func (k *Keys) Invalidated(keys ...string) { k.invalidated(keys, false) }
 func (k *Keys) invalidated(keys []string, set bool) {
 	for _, key := range keys {
 		k.fills.Supersede(key, set)
-		if k.near != nil {
-			k.near.Forget(k.store.Key(key))
-		}
+		k.store.Forget(key)
 	}
 }
 

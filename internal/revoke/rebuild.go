@@ -134,11 +134,9 @@ func (r *rebuild) all(ctx context.Context) error {
 		return err
 	}
 	err = r.space.sweep(ctx, r.rebuildValues, false)
-	if r.keys.near != nil {
-		r.keys.near.ForgetAll()
-		err = errors.Join(err, r.keys.near.AppendAll(ctx))
-		r.keys.near.WakeOthers(ctx)
-	}
+	r.keys.store.ForgetAll()
+	err = errors.Join(err, r.keys.log.AppendAll(ctx))
+	r.keys.log.WakeOthers(ctx)
 	if err != nil {
 		return err
 	}

@@ -34,9 +34,6 @@ func (k *Keys) Record(ctx context.Context, pairs []filllock.Pair, err error) err
 // Replaced makes memory forget the values that loads have replaced, here and in other processes, though they were
 // fresh. err is why it is not known that they have; nil: they have. It returns err, or why others cannot be told.
 func (k *Keys) Replaced(ctx context.Context, keys []string, err error) (failed error) {
-	if k.near == nil {
-		return err
-	}
 	for keys := range slices.Chunk(keys, client.Batch) {
 		pairs := make([]filllock.Pair, len(keys))
 		for i, key := range keys {
@@ -53,21 +50,18 @@ func (k *Keys) Replaced(ctx context.Context, keys []string, err error) (failed e
 // record tells the memory of other processes that keys have been invalidated, by records in the log.
 // The invalidation has been answered with err. It returns err, or why they cannot be told.
 func (k *Keys) record(ctx context.Context, pairs []filllock.Pair, r recorded, err error) error {
-	if k.near == nil {
-		return err
-	}
 	switch {
 	case r.refused:
-		err = k.near.Reset(ctx)
+		err = k.log.Reset(ctx)
 	case r.sent:
 	case err == nil:
-		if err = k.near.Append(ctx, valuesOf(pairs)); err != nil && ctx.Err() != nil {
+		if err = k.log.Append(ctx, valuesOf(pairs)); err != nil && ctx.Err() != nil {
 			return k.recordLater(ctx, pairs, err)
 		}
 	case client.Unreachable(err): // it may have been executed, and err says that it may not have been
 		return k.recordLater(ctx, pairs, err)
 	}
-	k.near.WakeOthers(client.Detach(ctx))
+	k.log.WakeOthers(client.Detach(ctx))
 	return err
 }
 
@@ -75,8 +69,8 @@ func (k *Keys) record(ctx context.Context, pairs []filllock.Pair, r recorded, er
 func (k *Keys) recordLater(ctx context.Context, pairs []filllock.Pair, err error) error {
 	ctx = client.Detach(ctx)
 	k.fills.Go(func() {
-		_ = k.near.Append(ctx, valuesOf(pairs)) // failures are traced
-		k.near.WakeOthers(ctx)
+		_ = k.log.Append(ctx, valuesOf(pairs)) // failures are traced
+		k.log.WakeOthers(ctx)
 	})
 	return err
 }

@@ -60,8 +60,8 @@ func (t *Tags) invalidateTagged(ctx context.Context, info *event.TagInfo, do fun
 // forgetUnindexed empties memory if any process has rebuilt the indexes since this process last saw
 // them: they do not have the keys of values that Redis had lost by then.
 func (t *Tags) forgetUnindexed(marked tags.Marked) {
-	if t.keys.near != nil && !t.space.tags.Seen(marked) {
-		t.keys.near.ForgetAll()
+	if !t.space.tags.Seen(marked) {
+		t.keys.store.ForgetAll()
 		t.space.tags.SetSeen(marked)
 	}
 }

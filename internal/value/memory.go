@@ -186,6 +186,13 @@ func (s *Store) Forget(key string) {
 	}
 }
 
+// ForgetAll is Forget for all keys.
+func (s *Store) ForgetAll() {
+	if s.memory != nil {
+		s.memory.Tier.ForgetAll()
+	}
+}
+
 // keep keeps what a command has found in memory, for l.kept at most, and serves it for l.served at most, both
 // from when g was taken. So memory has nothing that Redis has ended, whatever the clocks and the windows of
 // the processes are.
