@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -53,17 +54,39 @@ type Outage struct {
 	Arrives func(cmd []string) bool // the server carries out these commands; nil: none
 }
 
-func (o *Outage) Hook() redistest.Commands {
-	return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-		_, bounded := ctx.Deadline()
-		if !bounded || !o.On.Load() || o.Keeps != nil && !o.Keeps(Args(cmd)) {
-			return next(ctx, cmd)
-		}
-		if o.Arrives != nil && o.Arrives(Args(cmd)) {
-			_ = next(ctx, cmd)
-		}
-		<-ctx.Done()
-		return ctx.Err()
+func (o *Outage) Hook() redis.Hook {
+	return outage{redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		return o.lose(ctx, []redis.Cmder{cmd}, func() error { return next(ctx, cmd) })
+	}), o}
+}
+
+// lose loses the replies of what do sends in one round trip, if one of them is to be lost.
+func (o *Outage) lose(ctx context.Context, cmds []redis.Cmder, do func() error) error {
+	any := func(of func(cmd []string) bool) bool {
+		return slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return of(Args(cmd)) })
+	}
+	_, bounded := ctx.Deadline()
+	if !bounded || !o.On.Load() || o.Keeps != nil && !any(o.Keeps) {
+		return do()
+	}
+	if o.Arrives != nil && any(o.Arrives) {
+		_ = do()
+	}
+	<-ctx.Done()
+	for _, cmd := range cmds {
+		cmd.SetErr(ctx.Err())
+	}
+	return ctx.Err()
+}
+
+type outage struct {
+	redistest.Commands
+	*Outage
+}
+
+func (o outage) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		return o.lose(ctx, cmds, func() error { return next(ctx, cmds) })
 	}
 }
 
