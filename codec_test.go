@@ -380,7 +380,7 @@ func TestCodec_ForKeyIsLost(t *testing.T) {
 }
 
 // A codec that exits its goroutine fails the load, with Redis or without it, and its caller does not load again and
-// again. One that exits while a call for many keys reads keeps no key from its value.
+// again. If it exits while a call for many keys reads, every key still gets its value.
 func TestCodec_Exits(t *testing.T) {
 	exits := func(any) error { runtime.Goexit(); return nil }
 	for _, down := range []bool{false, true} {

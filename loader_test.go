@@ -409,8 +409,8 @@ type lossy struct {
 	Tags   []string `msgpack:",omitempty"`
 }
 
-// The call that has begun a load gets what the Loader has returned. Every other call gets what the codec has kept,
-// whoever is the first to have it.
+// The call that has begun a load gets what the Loader has returned. Every other call gets what the codec has kept, also
+// if it returns first.
 func TestGetOrLoad_LoadersOwnValue(t *testing.T) {
 	at := time.Date(2026, 11, 28, 9, 0, 0, 0, time.FixedZone("far", 3600))
 	made := func(key string) lossy { return lossy{key, "secret", 1, at, []string{}} }

@@ -29,7 +29,7 @@ type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, e
 // value of that key only.
 //
 // load gets the keys that this call could lock at once, which are locked and stored in a pipeline
-// for each server. Meanwhile the call waits for the keys that others load. No locked key waits for
+// for each server. At the same time the call waits for the keys that others load. No locked key waits for
 // the lock of another key, so calls cannot lock each other out.
 //
 // Other calls of load, perhaps at the same time, get what this call locks later: keys on a master of

@@ -671,8 +671,8 @@ func TestGetOrLoadMany_Superseded(t *testing.T) {
 	})
 }
 
-// After a function of Trace has panicked in the middle of a call, every key can be read, and no load takes the call for
-// one that waits.
+// After a function of Trace has panicked in the middle of a call, every key can be read, and a Delete ends the load,
+// since no caller waits for it.
 func TestGetOrLoadMany_PanicOfTrace(t *testing.T) {
 	for _, panics := range []string{"Hit", "BadValue"} {
 		cachetest.RunInBubble(t, panics, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
@@ -979,8 +979,8 @@ func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 	})
 }
 
-// Locks are held until the values are stored, however long encoding and sending them takes: another process does not
-// load meanwhile.
+// Locks are held until the values are stored, however long encoding and sending them takes: until then no other process
+// loads.
 func TestGetOrLoadMany_SlowStore(t *testing.T) {
 	for name, x := range map[string]struct {
 		keys   int

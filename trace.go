@@ -76,11 +76,12 @@ type LoadInfo struct {
 	Duration time.Duration // of the Loader alone
 	Queued   time.Duration // for slots of MaxLoads and MaxFleetLoads before
 	Err      error         // of the Loader; nil for a value
-	StoreErr error         // why the outcome is not in Redis although it should be; with ErrNoStale: why an old value may be
-	Stored   bool          // the outcome is in Redis: the value, or that there is none
-	Fenced   bool          // Redis refused the outcome: the key was changed, or the lock lost
-	Refresh  bool          // it ran in the background
-	Unlocked bool          // Redis did not answer: other processes may have loaded at the same time
+	// StoreErr is why the outcome is not in Redis although it should be; with ErrNoStale, why the old value may be.
+	StoreErr error
+	Stored   bool // the outcome is in Redis: the value, or that there is none
+	Fenced   bool // Redis refused the outcome: the key was changed, or the lock lost
+	Refresh  bool // it ran in the background
+	Unlocked bool // Redis did not answer: other processes may have loaded at the same time
 }
 
 // ShareInfo describes to [Trace.ShareDone] how a call has waited for the load of another one.

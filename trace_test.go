@@ -18,7 +18,7 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// Stats counts each event once, and Trace is told of each once.
+// Stats counts each event once, and Trace reports it once.
 func TestStats_Exact(t *testing.T) {
 	t.Parallel()
 	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {

@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A peer is a library as a process uses it: a cache of its own, with a client of its own.
+// A peer is a library as one process uses it, with a cache and a client that no other peer shares.
 type peer struct {
 	get    getter
 	delete func(ctx context.Context, key string) error

@@ -13,8 +13,8 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// BenchmarkQueued measures the memory of a call that waits for a slot of MaxLoads: for a key of its own, in a goroutine
-// of its own, after the collector has run.
+// BenchmarkQueued measures the memory of a call that waits for a slot of MaxLoads, after the collector has run. Each
+// call has another key and runs in another goroutine.
 func BenchmarkQueued(b *testing.B) { queued(b, 10_000) }
 
 func queued(b *testing.B, calls int) {

@@ -116,7 +116,7 @@ func (s silence) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (s silence) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		return s.named(next(ctx, cmd)) // which becomes that of cmd
+		return s.named(next(ctx, cmd)) // which becomes the error of cmd
 	}
 }
 

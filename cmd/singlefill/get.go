@@ -191,9 +191,9 @@ func jsonable(v any) any {
 	return v
 }
 
-// decode returns the payload as JSON, and the codec that it has, for auto the one that its header names. It guesses
-// that of an entry without a format: of the codecs that it tries, only msgpack accepts a payload of one byte, so for
-// the number 7, which Raw or JSON have stored, it finds 55. What it cannot decode it shows as Raw.
+// decode returns the payload as JSON, and its codec. With auto that is the codec that the header names. If the header
+// names none, decode tries codecs in turn, and may guess wrong: of them only msgpack accepts a payload of one byte, so
+// a 7 that Raw or JSON has stored becomes 55. What decode cannot decode it shows as Raw.
 func decode(e entry.Entry, name string) (json.RawMessage, string, error) {
 	if e.NotFound {
 		return nil, "", nil

@@ -82,7 +82,7 @@ func TestJSON_UserOfURL(t *testing.T) {
 	}
 }
 
-// A type is refused if the codec keeps nothing of a field that it stores, and it is not if such a value comes back:
+// A codec refuses a type if it keeps nothing of a field that it stores. It takes the type if such a value comes back:
 // a field that holds no data, that is not exported, that may be left out, or whose type encodes itself.
 func TestTakes_FieldThatIsLost(t *testing.T) {
 	msgpack.Register(given{},

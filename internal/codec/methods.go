@@ -129,8 +129,9 @@ func (j *judge) onlyEncodes(typ reflect.Type) bool {
 }
 
 // readsText reports whether a type has no method to encode, and its method to decode is called for text or bytes
-// only, as which the codec does not encode it. That a value cannot be decoded is no proof, since the method may refuse
-// all but a few names; that one can be decoded is: the program has registered a decoder, which is called instead.
+// only, as which the codec does not encode it. A value that cannot be decoded proves nothing, since the method may
+// refuse all but a few names. A value that can be decoded proves the opposite: the program has registered a decoder,
+// which is called instead.
 func (j *judge) readsText(typ reflect.Type) bool {
 	_, encodes := methodOf(typ, j.encodes)
 	m, _ := methodOf(typ, j.decodes)

@@ -21,8 +21,8 @@ var (
 //
 // A caller must not get a result that was true only before its call. So each result carries a
 // stamp, validFrom, that was taken before the command that proves the result was sent. A caller
-// takes the result if its own stamp is older. A caller's stamp is that of its first join. For
-// example:
+// takes the result if its own stamp is older. A caller takes its stamp at its first join.
+// For example:
 //
 //  1. caller A joins; the fill locks the key and begins to load v1;
 //  2. the source changes to v2; a Delete in another process releases the lock;
@@ -351,7 +351,7 @@ func (g *Fills[R]) LockLost(f *Fill[R]) {
 	g.supersede(f, false)
 }
 
-// Superseded reports whether Redis will refuse the result of a running load, as far as this process knows.
+// Superseded reports whether this process knows that Redis will refuse the result of a running load.
 func (g *Fills[R]) Superseded(f *Fill[R]) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -391,9 +391,10 @@ func (g *Fills[R]) supersede(f *Fill[R], set bool) {
 	}
 }
 
-// cancelIfVoid cancels a load whose result no caller may take any more, and Redis would refuse. Earlier callers may
-// have the value, and get it sooner than that of a new load. A Loader that ignores its context keeps its slot until
-// it returns; otherwise a key that is deleted all the time would have any number of loads.
+// cancelIfVoid cancels a load whose result no caller may take any more, and Redis would refuse. While earlier
+// callers wait, it goes on: they may have the value, and sooner than a new load would bring one. A Loader that ignores
+// its context keeps its slot until it returns; otherwise a key that is deleted all the time would have any number of
+// loads.
 func (f *Fill[R]) cancelIfVoid() {
 	if f.superseded && f.phase == loading && f.callers.early == 0 {
 		f.running.cancel()

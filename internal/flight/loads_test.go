@@ -62,9 +62,9 @@ func TestMaxLoads_LongQueue(t *testing.T) {
 	})
 }
 
-// A key that waits for a slot costs no goroutine beside its caller's, nor does one that has polled.
+// A key that waits for a slot costs no goroutine beside its caller's, also after it has polled.
 //
-// The test counts all goroutines, and so does not run in parallel.
+// The test does not run in parallel, since it counts all goroutines.
 //
 //fault:long-queue
 func TestMaxLoads_GoroutinesOfTheQueue(t *testing.T) {
@@ -122,7 +122,7 @@ func TestMaxLoads_ValueOfAQueuedKey(t *testing.T) {
 		if v, err := c.GetOrLoad(ctx, "k7", src.Load); v != "set" || err != nil {
 			t.Errorf("a later caller got %q, %v", v, err)
 		}
-		queue[7].Want(t, "set") // and so does the caller that waited
+		queue[7].Want(t, "set") // the caller that waited gets it, too
 	})
 }
 

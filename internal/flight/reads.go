@@ -55,7 +55,7 @@ type Holder[V any] interface{ Turn() *Turn[V] }
 
 func (t *Turn[V]) Turn() *Turn[V] { return t }
 
-// Arrive gives turns to the caller for those keys that nobody reads. For the others it must call Await.
+// Arrive gives turns to the caller for the keys that no caller is reading. For the others the caller must call Await.
 func (r *Reads[V, H]) Arrive(all []H) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -146,7 +146,7 @@ func (t *Turn[V]) found() { t.Found, t.waits = t.batch.result, false }
 
 func (t *Turn[V]) take() { t.held, t.waits = true, false }
 
-// End ends the turns that the caller holds, and gives what it has found to their batches. A caller that leaves
+// End ends the turns that the caller holds, and gives their batches what the caller has found. A caller that leaves
 // before it has a reply finds nil; another member of the batch gets its turn then. The caller leaves the batches
 // in which it waits.
 func (r *Reads[V, H]) End(all []H) {

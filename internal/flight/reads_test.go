@@ -86,7 +86,7 @@ func wantIdle(t *testing.T, r *reads[string]) {
 	}
 }
 
-// end ends a turn. It reports whether other callers share what it has found.
+// end ends a turn. It reports whether other callers share found.
 func end(r *reads[string], turn *Turn[string], found string) (shared bool) {
 	turn.Found = &found
 	r.End(one(turn))
@@ -128,7 +128,8 @@ func TestReads_ReplyInTransit(t *testing.T) {
 	})
 }
 
-// A caller that reads alone ends some of its reads before another caller comes. That one waits for the others only.
+// A caller that reads alone ends some of its reads before another caller comes. The second caller waits only for
+// the reads that have not ended.
 func TestReads_SoleCaller(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := NewReads[string, *Turn[string]]()

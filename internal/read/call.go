@@ -19,7 +19,7 @@ type call struct {
 	ctx    context.Context
 	load   fill.Loader      // of several keys, if the call is for several
 	anew   bool             // load also what is fresh: see Refresh
-	info   *event.ValueInfo // is to describe the value of a single key; nil: nobody asks
+	info   *event.ValueInfo // is to describe the value of a single key; nil: the caller does not ask
 	caller flight.Caller
 	asks   []*ask // that memory has not answered
 }

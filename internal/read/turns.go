@@ -80,7 +80,7 @@ type reply struct {
 	last bool
 }
 
-// readPart reads the keys of one server, and sends what it has read to replies, or takes it. It shares the reads
+// readPart reads the keys of one server, and sends the replies, or takes them. It shares the reads
 // with other calls of this process: it reads at once what no other call is reading, and what is left when that is
 // over, if no other call has read it by then. Without that 100 hits in one call would take a fifth less time, but a
 // stampede of such calls on the same cold keys would send four times as many commands.

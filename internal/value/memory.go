@@ -34,7 +34,7 @@ type box[T any] struct {
 // A payload is in memory where a T cannot be copied: it is decoded for each caller.
 type payload []byte
 
-// Served is a copy that memory has served. It has few fields: such a struct stays in registers.
+// Served is a copy that memory has served. It has few fields, so that it stays in registers.
 type Served struct {
 	Copy *near.Copy
 	now  time.Duration

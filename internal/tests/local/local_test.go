@@ -1,5 +1,5 @@
-// Package local tests the promises of a cache in the memory of one process. Those of its client are also tested
-// wherever redistest.EachCache is.
+// Package local tests the promises of a cache in the memory of one process. The tests that run on
+// redistest.EachCache also test its client.
 package local
 
 import (
@@ -237,7 +237,7 @@ func TestLocal_Close(t *testing.T) { // not parallel, since it measures memory
 	}) // which waits for all goroutines
 }
 
-// A cache that nobody closes keeps no bubble from ending, and its goroutines end with its loads.
+// A cache that is not closed keeps no bubble from ending, and its goroutines end with its loads.
 func TestLocal_NotClosed(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c, err := singlefill.NewLocal("local", life, &singlefill.Options[string]{

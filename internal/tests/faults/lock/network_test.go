@@ -83,8 +83,8 @@ func TestLease_ShortOutage(t *testing.T) {
 	}
 }
 
-// A server that is silent for two TTLs costs the lease, and keeps the lock from no later caller. One that executes
-// everything and is not heard grants nothing for good.
+// A server that is silent for two TTLs costs the lease, and keeps the lock from no later caller. If a server
+// executes everything but its replies are lost, no grant lasts.
 //
 //fault:long-freeze
 //fault:one-way

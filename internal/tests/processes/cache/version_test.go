@@ -19,7 +19,7 @@ import (
 var sideBySide = flag.Duration("sidebyside", 2*time.Second, "how long processes of two versions serve side by side")
 
 // versionedRole is a process that serves a type of one version. Its arguments are the address of Redis, a namespace and
-// the version. Until it is told to end it asks for all keys in turn, in several goroutines.
+// the version. It asks for all keys in turn, in several goroutines, until it gets the order to end.
 const versionedRole = "versioned"
 
 const versionedKeys, versionedCallers = 500, 4
@@ -27,7 +27,7 @@ const versionedKeys, versionedCallers = 500, 4
 // A versioned value has a Mail since version 1.
 type versioned struct{ Name, Mail string }
 
-// versionedReport is what such a process has seen.
+// versionedReport is what a process of versionedRole has seen.
 type versionedReport struct {
 	Calls   int
 	Missing int      // values without a Mail
