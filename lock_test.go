@@ -259,6 +259,48 @@ func TestLock_RefusedRelease(t *testing.T) {
 	}
 }
 
+// While Redis is away for a fleet, each process loads a key once for all callers that come during the load.
+//
+//fault:joins-in-an-outage
+func TestUnlocked_OneLoadForEachProcess(t *testing.T) {
+	const processes, callers, load = 3, 20, 50 * time.Millisecond
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		var down cachetest.Outage
+		var fleet []*singlefill.Cache[string]
+		for range processes {
+			rdb := redistest.NewMiniClient(t, m)
+			rdb.AddHook(down.Hook())
+			fleet = append(fleet, cachetest.NewCacheIn(t, rdb, "ns", &cachetest.Raw))
+		}
+		down.On.Store(true)
+		for _, c := range fleet {
+			for i := 0; !c.Stats().BreakerOpen; i++ {
+				cachetest.GoGet(t.Context(), c, fmt.Sprint("other", i), cachetest.Gives("v")).Want(t, "v")
+			}
+		}
+		var loads atomic.Int64
+		var calls []*cachetest.Call[string]
+		begun := time.Now()
+		for range callers {
+			for _, c := range fleet {
+				calls = append(calls, cachetest.GoGet(t.Context(), c, "k", func(context.Context, string) (string, error) {
+					loads.Add(1)
+					time.Sleep(load)
+					return "v", nil
+				}))
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+		for _, call := range calls {
+			call.Want(t, "v")
+		}
+		if n, took := loads.Load(), time.Since(begun); n != processes || took != load {
+			t.Errorf("%d loads in %d processes, and the last caller has its value after %v; want %v", n, processes, took, load)
+		}
+		down.On.Store(false)
+	})
+}
+
 // inOutage runs a test with two processes, one of which cannot reach Redis while down is on.
 func inOutage(t *testing.T, down *cachetest.Outage, run func(t *testing.T, here, there *singlefill.Cache[string])) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
