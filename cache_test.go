@@ -111,8 +111,8 @@ func TestCalls_RefusedWithoutACommand(t *testing.T) {
 	redistest.Must(t, rdb.Ping(t.Context()).Err())
 }
 
-// Each call sends the commands that it needs and no others. One that looks for the log of Near follows. A hook of the caller's client sees every one,
-// even if it was added after New.
+// Each call sends the commands that it needs and no others. One that looks for the log of Near follows. A hook of the
+// caller's client sees every one, even if it was added after New.
 func TestCalls_Commands(t *testing.T) {
 	t.Parallel()
 	for name, bounded := range map[string]bool{"default client": false, "client with ContextTimeoutEnabled": true} {

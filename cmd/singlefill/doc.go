@@ -32,7 +32,7 @@
 // # What the commands cost
 //
 // ls and locks find keys by SCAN, on one master after the other, and never by KEYS: they look at
-// each key of the server, and hold up no other command for more than a moment. ls reads the first 35
+// each key of the server, and hold up no other command for more than a moment. ls reads the first 39
 // bytes of each value, get the whole of one. These commands, and ttl, change nothing: a user with the
 // rights +@read +info +ping +time is enough, with a Cluster also +@connection +cluster. While ls, locks, tags and clear
 // work, they show on stderr how far they are, if that is a terminal.

@@ -25,7 +25,7 @@ type row struct {
 	FreshFor seconds   `json:"fresh_for_seconds"` // negative: stale since
 	GoneIn   seconds   `json:"gone_in_seconds"`   // Redis' TTL; negative: it has none
 	Load     seconds   `json:"load_seconds"`      // how long its load took; 0: it was set
-	Bytes    int64     `json:"bytes"`             // in Redis, with the header of 35 bytes
+	Bytes    int64     `json:"bytes"`             // in Redis, with the header
 	Version  uint32    `json:"version"`           // Options.Version of its writer
 }
 
