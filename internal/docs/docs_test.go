@@ -1,13 +1,16 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"go/ast"
 	"go/doc"
+	"go/importer"
 	"go/parser"
 	"go/token"
+	"go/types"
+	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -15,6 +18,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -298,28 +302,43 @@ func declared(snippet string) string {
 	return strings.Join(names, ", ")
 }
 
-// compile fails the test with the compiler's errors about files. They are overlaid on a module, as packages that it
-// does not have.
+// compile fails the test with the errors that a compiler finds in files, each of which is a package. What they import
+// is compiled as for a module.
 func compile(t *testing.T, module string, sources map[string]string) {
 	t.Helper()
-	module, err := filepath.Abs(filepath.Join(root, module))
-	redistest.Must(t, err)
-	dir := t.TempDir()
-	overlay := struct{ Replace map[string]string }{make(map[string]string)}
-	args := []string{"build", "-overlay=" + filepath.Join(dir, "overlay.json")}
+	fset := token.NewFileSet()
+	files, imports := make(map[string]*ast.File), make(map[string]bool)
 	for name, source := range sources {
-		file := filepath.Join(dir, name+".go")
-		redistest.Must(t, os.WriteFile(file, []byte(source), 0o600))
-		overlay.Replace[filepath.Join(module, name, "snippet.go")] = file
-		args = append(args, "./"+name)
+		f, err := parser.ParseFile(fset, name, source, parser.SkipObjectResolution)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		files[name] = f
+		for _, spec := range f.Imports {
+			pkg, err := strconv.Unquote(spec.Path.Value)
+			redistest.Must(t, err)
+			imports[pkg] = true
+		}
 	}
-	text, err := json.Marshal(overlay)
-	redistest.Must(t, err)
-	redistest.Must(t, os.WriteFile(filepath.Join(dir, "overlay.json"), text, 0o600))
-	cmd := exec.Command("go", args...)
-	cmd.Dir = module // what it requires may not have been downloaded
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+	list := slices.Concat([]string{"list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}"}, slices.Sorted(maps.Keys(imports)))
+	cmd := exec.Command("go", list...)
+	cmd.Dir = filepath.Join(root, module) // what it requires may not have been downloaded
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, err.(*exec.ExitError).Stderr)
+	}
+	compiled := make(map[string]string)
+	for line := range strings.Lines(string(out)) {
+		pkg, file, _ := strings.Cut(strings.TrimSpace(line), " ")
+		compiled[pkg] = file
+	}
+	config := types.Config{
+		Importer: importer.ForCompiler(fset, "gc", func(pkg string) (io.ReadCloser, error) { return os.Open(compiled[pkg]) }),
+		Error:    func(err error) { t.Error(err) },
+	}
+	for name, f := range files {
+		_, _ = config.Check(name, fset, []*ast.File{f}, nil) // Error has told
 	}
 }
 
