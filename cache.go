@@ -163,7 +163,9 @@ func (c *rooms) get(ctx context.Context, key string) (any, error) {
 // one wins, even if its value is the older state of the source.
 //
 // After an error the key may hold the new value or the old one, a load in flight may still be
-// stored, and a command that was not answered may still be executed, even after a later Delete.
+// stored, and a command that was not answered may still be executed, even after a later Delete. Set
+// is not sent again if its reply was lost: another process may have deleted the value since. It
+// looks for the value. If it is not there, Set deletes the key and returns an error that says so.
 func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 	return c.rooms.set(ctx, key, &value)
 }

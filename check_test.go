@@ -173,15 +173,15 @@ func TestCheck_NearOnACluster(t *testing.T) {
 // Check returns an error soon when Redis does not answer, and ErrClosed when the cache is closed.
 func TestCheck_Unreachable(t *testing.T) {
 	t.Parallel()
-	m, rdb := redistest.StartMini(t)
-	c := cachetest.NewCache[string](t, rdb, nil)
+	l, rdb := redistest.StartMiniLink(t)
+	c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{RedisTimeout: cachetest.Impatient})
 	if err := c.Check(t.Context()); err != nil {
 		t.Errorf("Check: %v", err)
 	}
-	if keys := m.Keys(); len(keys) > 1 { // a mark of the attempt that was abandoned
+	if keys := l.Mini.Keys(); len(keys) > 1 { // a mark of the attempt that was abandoned
 		t.Errorf("Check left %q", keys)
 	}
-	m.Close()
+	l.BlackHole(true)
 	if err := c.Check(t.Context()); err == nil || c.Stats().Refused != 0 {
 		t.Errorf("Check of a server that is down: %v, %d refused", err, c.Stats().Refused)
 	}

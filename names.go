@@ -69,20 +69,24 @@ func (c *check) checkKeyNames(ctx context.Context, masters []client.Master, keys
 	if err != nil || slices.Equal(seen, keys) {
 		return err
 	}
+	type step struct {
+		keys   []string
+		cursor uint64
+	}
 	found := make(map[string]bool)
 	for _, master := range masters {
 		for cursor := uint64(0); ; {
-			_, err := client.Do(ctx, c.client, "clear", "", func(ctx context.Context) (some []string, err error) {
-				some, cursor, err = master.Scan(ctx, cursor, client.Literal(group)+"*", client.ScanCount)
-				for _, key := range some {
-					found[key] = strings.HasPrefix(key, group)
-				}
-				return some, err
+			s, err := client.Do(ctx, c.client, "clear", "", func(ctx context.Context) (s step, err error) {
+				s.keys, s.cursor, err = master.Scan(ctx, cursor, client.Literal(group)+"*", client.ScanCount)
+				return s, err
 			})
 			if err != nil {
 				return err
 			}
-			if cursor == 0 || len(found) == len(keys) {
+			for _, key := range s.keys {
+				found[key] = strings.HasPrefix(key, group)
+			}
+			if cursor = s.cursor; cursor == 0 || len(found) == len(keys) {
 				break
 			}
 		}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/pause"
 )
@@ -128,7 +126,7 @@ func (a *attempt) pause(backoff time.Duration, r reply) time.Duration {
 // TestAcquire_StalledForLongerThanTTL.
 func (a *attempt) ask(ctx context.Context, req request) (r reply, err error) {
 	for {
-		r, err = a.retry(ctx, req)
+		r, err = a.send(ctx, req)
 		if err != nil || r.state != held || time.Since(r.sent) < a.opts.TTL-a.margin() {
 			return r, err
 		}
@@ -139,23 +137,16 @@ func (a *attempt) ask(ctx context.Context, req request) (r reply, err error) {
 	}
 }
 
-// retry repeats the command until there is a reply, for as long as one command may take.
-func (a *attempt) retry(ctx context.Context, req request) (reply, error) {
-	again := func(err error) bool {
-		return a.client.Again(a.keys.lock)(err) || redis.IsReadOnlyError(err)
-	}
-	return client.Retry(ctx, a.opts.RedisTimeout, again, func(within time.Duration) (r reply, err error) {
-		if err = a.client.Refused(a.keys.lock); err == nil {
-			r, err = a.kind.acquire(ctx, a.owner, within, req)
-		}
-		unknown := mayHaveArrived(err)
-		a.unanswered = err != nil && a.unanswered || unknown
-		a.inTransit = a.inTransit || unknown
-		a.hasPlace = a.hasPlace || !client.Unsent(err) && (req.enqueue && a.kind.queues() || req.reserves || req.listens)
-		a.answered = err == nil || !client.Unreachable(err)
-		a.reportExpired(ctx, r)
-		return r, err
-	})
+// send sends the command, and notes what is known of it.
+func (a *attempt) send(ctx context.Context, req request) (reply, error) {
+	r, err := a.kind.acquire(ctx, a.owner, a.opts.RedisTimeout, req)
+	a.unanswered = err != nil && (a.unanswered || r.unknown)
+	a.inTransit = a.inTransit || r.unknown
+	sent := r.unknown || !client.Unsent(err)
+	a.hasPlace = a.hasPlace || sent && (req.enqueue && a.kind.queues() || req.reserves || req.listens)
+	a.answered = err == nil || !client.Unreachable(err)
+	a.reportExpired(ctx, r)
+	return r, err
 }
 
 // reportExpired reports leases of other attempts that ended without a release.

@@ -45,7 +45,7 @@ func (l *Locker) Check(ctx context.Context) error {
 			return acquire(waiter, request{enqueue: true, reserves: true, listens: true, waitingSince: time.Now().UnixMicro()}, busy)
 		}},
 		{"renew", func() error { _, err := probe.kind.renew(ctx, holder, nil); return err }},
-		{"release", func() error { _, err := probe.kind.release(ctx, holder, probe.opts.RedisTimeout); return err }},
+		{"release", func() error { return probe.kind.release(ctx, holder, probe.opts.RedisTimeout).Err }},
 		{"abandon", func() error { return probe.kind.abandon(ctx, waiter) }},
 		{"eval", func() error { // the server may know the scripts now, but forget them later
 			_, err := client.Do(ctx, l.client, "check", probe.keys.lock, func(ctx context.Context) (any, error) {

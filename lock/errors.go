@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -94,24 +93,4 @@ func isTemporary(err error) bool {
 	return !errors.Is(err, redis.ErrClosed) && err != errForgotten && (client.Unreachable(err) || client.Late(err) ||
 		redis.IsReadOnlyError(err) || redis.IsOOMError(err) ||
 		redis.HasErrorPrefix(err, "NOREPLICAS") || redis.HasErrorPrefix(err, "MISCONF"))
-}
-
-// mayHaveArrived reports whether a command that failed may have reached the server, or still reach
-// it.
-func mayHaveArrived(err error) bool {
-	if err == nil || client.Unsent(err) {
-		return false
-	}
-	if errors.Is(err, client.ErrAway) { // with the error of the command that has opened the breaker
-		return true
-	}
-	var reply redis.Error
-	var op *net.OpError
-	switch {
-	case errors.As(err, &reply) || errors.Is(err, redis.ErrClosed) || errors.Is(err, redis.ErrPoolTimeout):
-		return false
-	case errors.As(err, &op) && op.Op == "dial":
-		return false
-	}
-	return true
 }

@@ -5,13 +5,15 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+
+	"github.com/singlefill/singlefill/internal/client"
 )
 
 // A kind is what a mutex, a fair mutex and a semaphore do differently. Each step is one script.
 type kind interface {
 	acquire(ctx context.Context, o *owner, within time.Duration, r request) (reply, error)
 	renew(ctx context.Context, o *owner, sent *time.Time) (held bool, err error)
-	release(ctx context.Context, o *owner, within time.Duration) (released bool, err error)
+	release(ctx context.Context, o *owner, within time.Duration) (released client.Reply[bool])
 	abandon(ctx context.Context, o *owner) error
 	queues() bool // waiters have places in a queue
 	places() int  // how many may hold it
@@ -29,7 +31,7 @@ func (mutex) renew(ctx context.Context, o *owner, sent *time.Time) (bool, error)
 	return o.runRenew(ctx, sent, mutexRenew, []string{o.keys.lock, o.keys.ended})
 }
 
-func (mutex) release(ctx context.Context, o *owner, within time.Duration) (bool, error) {
+func (mutex) release(ctx context.Context, o *owner, within time.Duration) client.Reply[bool] {
 	return o.runRelease(ctx, within, mutexRelease, o.keys.lock, o.keys.ended, o.keys.reservation, o.keys.waiting, o.keys.fence)
 }
 
@@ -75,7 +77,7 @@ func (fair) acquire(ctx context.Context, o *owner, within time.Duration, r reque
 	return reply, err
 }
 
-func (fair) release(ctx context.Context, o *owner, within time.Duration) (bool, error) {
+func (fair) release(ctx context.Context, o *owner, within time.Duration) client.Reply[bool] {
 	return o.runRelease(ctx, within, fairRelease, o.keys.lock, o.keys.ended, o.keys.queue, o.keys.fence)
 }
 
@@ -105,7 +107,7 @@ func (s semaphore) renew(ctx context.Context, o *owner, sent *time.Time) (bool, 
 	return o.runRenew(ctx, sent, semaphoreRenew, []string{o.keys.lock, o.keys.ended, o.keys.details}, s.size)
 }
 
-func (semaphore) release(ctx context.Context, o *owner, within time.Duration) (bool, error) {
+func (semaphore) release(ctx context.Context, o *owner, within time.Duration) client.Reply[bool] {
 	return o.runRelease(ctx, within, semaphoreRelease, o.keys.lock, o.keys.ended, o.keys.reservation, o.keys.waiting, o.keys.details)
 }
 

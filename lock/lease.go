@@ -172,7 +172,7 @@ func (l *Lease) Release(ctx context.Context) error {
 		return l.finish(ctx, outcome)
 	}
 	ctx = client.Detach(ctx)
-	outcome, err := l.retryRelease(ctx)
+	outcome, err := l.releaseNow(ctx)
 	if err == nil {
 		return l.finish(ctx, outcome)
 	}
@@ -190,15 +190,12 @@ func (l *Lease) Release(ctx context.Context) error {
 	return explain("release", l.owner.name, err)
 }
 
-// retryRelease repeats the command until there is a reply, for as long as one command may take. That includes a wait
-// for a connection.
-func (l *Lease) retryRelease(ctx context.Context) (outcome int32, err error) {
+// releaseNow releases the lease within the time that one command may take. That includes a wait for a connection.
+func (l *Lease) releaseNow(ctx context.Context) (outcome int32, err error) {
 	timeout := l.owner.opts.RedisTimeout
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	outcome, err = client.Retry(ctx, timeout, isTemporary, func(within time.Duration) (int32, error) {
-		return l.tryRelease(ctx, within)
-	})
+	outcome, err = l.tryRelease(ctx, timeout)
 	if end := ctx.Err(); end != nil && (err == end || client.Unsent(err) && errors.Unwrap(err) == end) {
 		err = fmt.Errorf("no answer within %v: %w", timeout, err)
 	}
@@ -221,14 +218,14 @@ func (l *Lease) releaseLater(ctx context.Context, err error) {
 }
 
 func (l *Lease) tryRelease(ctx context.Context, within time.Duration) (outcome int32, err error) {
-	ours, err := l.owner.kind.release(ctx, l.owner, within)
+	r := l.owner.kind.release(ctx, l.owner, within)
+	if r.Lost {
+		l.ambiguous.Store(true)
+	}
 	switch {
-	case err != nil:
-		if mayHaveArrived(err) {
-			l.ambiguous.Store(true)
-		}
-		return unknown, err
-	case ours:
+	case r.Err != nil:
+		return unknown, r.Err
+	case r.Value:
 		return released, nil
 	case l.ambiguous.Load():
 		return unknown, errForgotten

@@ -21,10 +21,11 @@ type request struct {
 
 // A reply is the answer to a request.
 type reply struct {
-	state  string
-	sent   time.Time // when the command was sent
-	number int64     // held: the fence; busy: ask again within so many ms
-	free   bool      // busy, but not held: it is kept for another waiter
+	state   string
+	sent    time.Time // when the command was sent
+	unknown bool      // a try of the command had no answer: see client.Reply
+	number  int64     // held: the fence; busy: ask again within so many ms
+	free    bool      // busy, but not held: it is kept for another waiter
 
 	ahead     int64         // number of waiters ahead in the queue; -1: unknown
 	lastFence int64         // of the last grant

@@ -257,7 +257,8 @@ func (s *stage) play(who, verb string, size int, others ...string) string {
 	case "renews":
 		ok, err = o.kind.renew(ctx, o, nil)
 	case "releases":
-		ok, err = o.kind.release(ctx, o, within)
+		released := o.kind.release(ctx, o, within)
+		ok, err = released.Value, released.Err
 	case "abandons":
 		ok, err = true, o.kind.abandon(ctx, o)
 	default:

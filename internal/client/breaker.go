@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -12,14 +11,14 @@ import (
 	"github.com/singlefill/singlefill/internal/line"
 )
 
-// The breaker of a node is its line, as the caches and locks on one client see it: what one of them learns protects all.
-// A [line.Line] decides when a server is away, and pings it until it answers, so that no caller has to try.
+// The breaker of a node is its line, as the caches and locks on one client see it: what one of them learns protects
+// all. A [line.Line] decides when a server is away, and pings it until it answers, so that no caller has to try.
 //
 // A caller that waits when the server goes away is released. Its command goes on, and counts by its own
 // outcome, like the commands of callers that have left; Close waits for them. With
 // ContextTimeoutEnabled a command runs in its caller's goroutine, where nothing can interrupt it.
 // So while other commands are on their way and none has been answered, it gets a goroutine, as
-// without the option. A command is not repeated while the server is away (Again), and not sent if its caller asks for
+// without the option. A command is not repeated while the server is away, and not sent if its caller asks for
 // that (Spared). See TestBreaker_OpensForThoseThatWait, TestBreaker_OpensBeforeTheCommand,
 // TestReachable_BreakerOpens, TestBreaker_FirstRequests, TestServer_SilentForAnyCall.
 //
@@ -47,20 +46,6 @@ func (c *Client) Away(key string) bool { return c.away(c.nodeOf(key)) != nil }
 
 // Refusal returns the error that began the outage of key's node, or nil if it is not away.
 func (c *Client) Refusal(key string) error { return c.refusal(c.nodeOf(key)) }
-
-// Refused is Refusal for a command that then is not sent.
-func (c *Client) Refused(key string) error {
-	if err := c.Refusal(key); err != nil {
-		return unsent{err}
-	}
-	return nil
-}
-
-// Again returns a function for [Retry] that reports whether to repeat a command on key's node for a caller that waits:
-// it was not answered, and the node is not away.
-func (c *Client) Again(key string) func(err error) bool {
-	return func(err error) bool { return Unreachable(err) && !errors.Is(err, ErrAway) && !c.Away(key) }
-}
 
 // Silent reports whether the node of key has owed an answer for as long as a command may take. Even then, one
 // unanswered command does not show an outage.

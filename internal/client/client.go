@@ -102,27 +102,6 @@ func endsWithin(ctx context.Context, d time.Duration) bool {
 	return ok && time.Until(deadline) < d
 }
 
-// A Command describes a command or pipeline.
-type Command struct {
-	Op     string        // as failures are reported
-	Key    string        // any of its keys, which are all on one node; empty: no node is known
-	Keys   int           // of a pipeline; it waits for other pipelines of many keys: see throttle
-	Holds  bool          // its caller holds the locks of the keys: of those that wait it goes first
-	Within time.Duration // its bound, at most Client.Timeout
-	Spared bool          // it is not sent while the server is away
-	Cached bool          // the user's client may answer it from memory, which shows nothing of the server
-
-	// Sent, if it is not nil, is set to when the command was about to be sent: after the wait at the gate, and
-	// before the server can have executed it. If it is sent again, that counts.
-	Sent *time.Time
-}
-
-func (what Command) admittedAt(t time.Time) {
-	if what.Sent != nil {
-		*what.Sent = t
-	}
-}
-
 // A call is a command on its way.
 type call struct {
 	Command
@@ -139,20 +118,37 @@ type call struct {
 // only when the command returns. A command that has been sent does not end with ctx: its outcome is
 // observed even if no caller waits for it. Otherwise impatient callers would hide a dead server.
 //
-// key is any key of the command, whose keys are all on one node, or empty if no node is known.
+// key is any key of the command, whose keys are all on one node, or empty if no node is known. Each try calls cmd, and
+// the command may be executed more than once: see [Always].
 func Do[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx context.Context) (R, error)) (R, error) {
-	return DoWithin(ctx, c, Command{Op: op, Key: key, Within: c.Timeout}, cmd)
+	return DoWithin(ctx, c, Command{Op: op, Key: key, Within: c.Timeout, Again: Always}, cmd)
 }
 
-// DoWithin is Do with another bound.
+// DoWithin is Do of a command that is described in full.
 func DoWithin[R any](ctx context.Context, c *Client, what Command, cmd func(ctx context.Context) (R, error)) (R, error) {
-	return do(ctx, c, what, parcel{}, func(ctx context.Context, _ *group) (R, error) { return cmd(ctx) })
+	r := DoTries(ctx, c, what, cmd)
+	return r.Value, r.Err
 }
 
-// Send is DoWithin of commands of one node, each of which may take something: see [NewTaking]. Several go in one
-// pipeline; a single one may go with the commands of others. Send returns what read makes of the replies. Once it has
+// DoTries is DoWithin for a caller that has to know what has become of all tries.
+func DoTries[R any](ctx context.Context, c *Client, what Command, cmd func(ctx context.Context) (R, error)) (reply Reply[R]) {
+	for r := (repeat{Command: what, view: c}); ; {
+		var sent time.Time
+		reply.Value, sent, reply.Err = do(ctx, c, r.Command, parcel{}, func(ctx context.Context, _ *group) (R, error) { return cmd(ctx) })
+		if what.Caller != nil {
+			reply.Err = what.Caller.Explain(reply.Err)
+		}
+		if !r.again(ctx, sent, reply.Err) {
+			reply.Lost = r.lost
+			return reply
+		}
+	}
+}
+
+// send sends commands of one node once, each of which may take something: see [NewTaking]. Several go in one
+// pipeline; a single one may go with the commands of others. It returns what read makes of the replies. Once it has
 // returned, the commands are not sent any more; the error tells whether they were: see [Unsent].
-func Send[R any](ctx context.Context, c *Client, what Command, cmds []redis.Cmder, read func() (R, error)) (R, error) {
+func send[R any](ctx context.Context, c *Client, what Command, cmds []redis.Cmder, read func() (R, error)) (r R, sent time.Time, err error) {
 	caller := new(Caller)
 	var none R
 	for _, cmd := range cmds {
@@ -164,7 +160,7 @@ func Send[R any](ctx context.Context, c *Client, what Command, cmds []redis.Cmde
 		n := c.nodeOf(what.Key)
 		if begun := time.Now(); !n.clock.known() {
 			if err := c.look(ctx, n, what); err != nil {
-				return none, unsent{err}
+				return none, sent, unsent{err}
 			}
 			what.Within -= time.Since(begun)
 		}
@@ -179,7 +175,7 @@ func Send[R any](ctx context.Context, c *Client, what Command, cmds []redis.Cmde
 	if len(timely) > 1 {
 		p = parcel{more: timely}
 	}
-	r, err := do(ctx, c, what, p, func(ctx context.Context, together *group) (R, error) {
+	r, sent, err = do(ctx, c, what, p, func(ctx context.Context, together *group) (R, error) {
 		if end, ok := ctx.Deadline(); ok && together == nil {
 			caller.begin(end)
 		}
@@ -200,10 +196,7 @@ func Send[R any](ctx context.Context, c *Client, what Command, cmds []redis.Cmde
 		return read()
 	})
 	caller.Leave()
-	if err != nil && !caller.sent.Load() {
-		err = unsent{err}
-	}
-	return r, err
+	return r, sent, caller.Explain(err)
 }
 
 // process returns nil when the command has its reply or error.
@@ -219,11 +212,12 @@ func (c *Client) process(ctx context.Context, p parcel, together *group) error {
 	return nil
 }
 
+// do tries a command once. It returns when the command was admitted.
 func do[R any](ctx context.Context, c *Client, what Command, p parcel,
-	run func(ctx context.Context, together *group) (R, error)) (R, error) {
+	run func(ctx context.Context, together *group) (R, error)) (r R, sent time.Time, err error) {
 	var none R
 	if err := ctx.Err(); err != nil {
-		return none, err
+		return none, sent, err
 	}
 	n := c.nodeOf(what.Key)
 	p.rdb, p.timeout, p.ctx = c.Redis, c.Timeout, ctx
@@ -238,17 +232,17 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 	queues := !call.gate.tryEnter()
 	if queues {
 		if err := c.wait(&call, p); err != nil {
-			return none, err
+			return none, call.sent, err
 		}
 		call.Spared = true // the server was there, and may be away any moment if the queue has not moved
 	} else if what.Spared {
 		if err := c.refusal(n); err != nil {
 			call.leave(false)
-			return none, err
+			return none, call.sent, err
 		}
 	}
 	group, shared := call.group, n.limit.next(call.sent, c.Timeout)
-	since := call.send()
+	since := call.depart()
 	if c.traits.bounded && !queues && !endsWithin(ctx, what.Within) && !since.Before(shared.begun) {
 		answered := false
 		n.using.Add(1)
@@ -258,17 +252,18 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 		r, err := run(bounded, group)
 		err = n.Explain(err, what.Within)
 		answered = c.observe(ctx, call, err)
-		return r, err
+		return r, call.sent, err
 	}
 	bounded, cancel := c.bound(ctx, shared, what.Within)
 	leave := call.leave
 	done := func(answered bool) { cancel(); leave(answered) }
-	return runAsync(ctx, call, bounded, done, func(ctx context.Context) (R, error) { return run(ctx, group) })
+	r, err = runAsync(ctx, call, bounded, done, func(ctx context.Context) (R, error) { return run(ctx, group) })
+	return r, call.sent, err
 }
 
-// send tells the line that the command goes. It returns when the silence began in which it goes: if that was before the
-// limit of the command begins, others are on their way unanswered, and the command may have to be left to itself.
-func (call *call) send() (since time.Time) {
+// depart tells the line that the command goes. It returns when the silence began in which it goes: if that was before
+// the limit of the command begins, others are on their way unanswered, and the command may have to be left to itself.
+func (call *call) depart() (since time.Time) {
 	since, call.opened = call.node.line.Send(call.Key, call.sent)
 	if !call.Spared && call.client.away(call.node) != nil { // it is to find out whether the server is back
 		call.opened = nil
@@ -346,6 +341,14 @@ func (c *Client) wait(call *call, p parcel) error {
 
 // Queued returns how many commands wait to be sent.
 func (c *Client) Queued() int64 { return c.queued.Load() }
+
+// connections returns how many connections may be to a replica.
+func (c *Client) connections() int {
+	if pool := c.Redis.PoolStats(); pool != nil { // not of a double
+		return int(pool.TotalConns) + 1
+	}
+	return 1
+}
 
 // runAsync runs a command in its own goroutine, which may outlive this call for as long as the
 // user's client makes it wait. done is called when the command has an outcome: at the latest when

@@ -101,7 +101,8 @@ func (w *watcher) get(ctx context.Context) error {
 
 // do runs a command that returns err.
 func (w *watcher) do(err error) error {
-	_, got := Do(context.Background(), w.Client, "test", "k", func(context.Context) (int, error) { return 0, err })
+	what := Command{Op: "test", Key: "k", Within: w.Timeout} // which is sent once
+	_, got := DoWithin(context.Background(), w.Client, what, func(context.Context) (int, error) { return 0, err })
 	return got
 }
 
@@ -568,10 +569,10 @@ func TestScript_HookChangesArguments(t *testing.T) {
 	w := watch(t, rdb, time.Minute)
 	script := NewScript("return {KEYS[1], ARGV[1]}")
 	for _, when := range []string{"unknown", "known"} {
-		got, err := Run(t.Context(), w.Client, Command{Op: "op", Key: "key", Within: w.Timeout}, ScriptCall{script, append(script.Call(1, 1), "key", "arg")},
+		r := Run(t.Context(), w.Client, Command{Op: "op", Key: "key", Within: w.Timeout}, ScriptCall{script, append(script.Call(1, 1), "key", "arg")},
 			func(cmd *redis.Cmd) ([]string, error) { return cmd.StringSlice() })
-		if err != nil || strings.Join(got, " ") != "tenant:key arg" {
-			t.Errorf("a script that is %s: %q, %v", when, got, err)
+		if got := r.Value; r.Err != nil || strings.Join(got, " ") != "tenant:key arg" {
+			t.Errorf("a script that is %s: %q, %v", when, got, r.Err)
 		}
 	}
 	if n := w.failures("op"); n != 0 {
@@ -579,11 +580,11 @@ func TestScript_HookChangesArguments(t *testing.T) {
 	}
 }
 
-// Retry tries again after growing pauses, until the time of one command has passed.
-func TestRetry(t *testing.T) {
+// A command without an answer is sent again after growing pauses, until the time of one command has passed.
+func TestDo_Repeats(t *testing.T) {
 	t.Parallel()
 	const ms = time.Millisecond
-	broken, refused := errors.New("broken"), errors.New("refused")
+	broken, refused := errors.New("broken"), replyError("ERR refused")
 	for what, c := range map[string]struct {
 		takes time.Duration   // of each try
 		errs  []error         // of the tries; the last one is repeated
@@ -597,8 +598,7 @@ func TestRetry(t *testing.T) {
 		"a refusal":         {errs: []error{broken, refused}, at: []time.Duration{0, 2 * ms}, want: refused, after: 2 * ms},
 		"a client closed":   {errs: []error{redis.ErrClosed}, at: []time.Duration{0}, want: redis.ErrClosed},
 		"none":              {errs: []error{broken}, at: []time.Duration{0, 2 * ms, 6 * ms, 14 * ms, 30 * ms, 62 * ms}, want: broken, after: 62 * ms},
-		"all the time":      {takes: 100 * ms, errs: []error{broken}, at: []time.Duration{0}, want: broken, after: 100 * ms},
-		"most of it":        {takes: 88 * ms, errs: []error{broken}, at: []time.Duration{0, 90 * ms}, want: broken, after: 100 * ms},
+		"most of it":        {takes: 88 * ms, errs: []error{broken}, at: []time.Duration{0, 90 * ms}, want: broken, after: 100*ms - 1},
 		"nearly all of it":  {takes: 89 * ms, errs: []error{broken}, at: []time.Duration{0}, want: broken, after: 89 * ms},
 		"a caller who ends": {errs: []error{broken}, ends: 10 * ms, at: []time.Duration{0, 2 * ms, 6 * ms}, want: broken, after: 10 * ms},
 	} {
@@ -611,13 +611,15 @@ func TestRetry(t *testing.T) {
 			}
 			begun := time.Now()
 			var at []time.Duration
-			again := func(err error) bool { return err != refused }
-			n, err := Retry(ctx, 100*ms, again, func(within time.Duration) (int, error) {
+			_, rdb := redistest.StartMini(t)
+			what := Command{Op: "op", Key: "k", Within: 100 * ms, Again: Always}
+			n, err := DoWithin(ctx, watch(t, rdb, time.Second).Client, what, func(ctx context.Context) (int, error) {
 				at = append(at, time.Since(begun))
-				if left := 100*ms - time.Since(begun); within != left {
-					t.Errorf("after %v there are %v left, not %v", time.Since(begun), left, within)
+				end, _ := ctx.Deadline()
+				if left := 100*ms - time.Since(begun); time.Until(end) != left {
+					t.Errorf("after %v there are %v left, not %v", time.Since(begun), left, time.Until(end))
 				}
-				time.Sleep(min(c.takes, within))
+				time.Sleep(min(c.takes, time.Until(end)-1))
 				return len(at), c.errs[min(len(at), len(c.errs))-1]
 			})
 			if n != len(at) || err != c.want || time.Since(begun) != c.after || !slices.Equal(at, c.at) {
@@ -625,5 +627,17 @@ func TestRetry(t *testing.T) {
 					n, err, time.Since(begun), at, c.want, c.after, c.at)
 			}
 		})
+	}
+}
+
+// A command that was on its way when the breaker opened may still be executed, whatever has opened the breaker.
+func TestMayHaveRun_BreakerOpens(t *testing.T) {
+	for _, opener := range []error{&net.OpError{Op: "dial"}, redis.ErrPoolTimeout} {
+		if MayHaveRun(opener) {
+			t.Errorf("%v: a command without a connection was executed", opener)
+		}
+		if err := fmt.Errorf("%w: %w", ErrAway, opener); !MayHaveRun(err) {
+			t.Errorf("%v: the command was not executed", err)
+		}
 	}
 }

@@ -22,8 +22,9 @@ if now > tonumber(ARGV[1]) then return redis.error_reply('LATE ' .. string.forma
 return redis.call('INCR', KEYS[1])`)
 
 func (w *watcher) take(ctx context.Context) (int64, error) {
-	return Run(ctx, w.Client, Command{Op: "take", Key: "k", Within: w.Timeout}, ScriptCall{takes, append(takes.Call(1, 1), "k", 0)},
+	r := Run(ctx, w.Client, Command{Op: "take", Key: "k", Within: w.Timeout}, ScriptCall{takes, append(takes.Call(1, 1), "k", 0)},
 		func(cmd *redis.Cmd) (int64, error) { return cmd.Int64() })
+	return r.Value, r.Err
 }
 
 // A command that takes something does so whatever the clock of the server shows: after the clock has been

@@ -2,6 +2,7 @@ package client
 
 import (
 	"errors"
+	"net"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -39,6 +40,22 @@ func (e unsent) Unwrap() error { return e.error }
 
 // Unsent reports whether err is of a command that was not sent, and never will be.
 func Unsent(err error) bool { return errors.As(err, new(unsent)) }
+
+// isLost reports whether a command had no answer, and may have been executed, or may still be.
+func isLost(err error) bool { return MayHaveRun(err) && Unreachable(err) }
+
+// MayHaveRun reports whether a command that failed may have been executed, or may still be.
+func MayHaveRun(err error) bool {
+	if err == nil || Unsent(err) {
+		return false
+	}
+	if errors.Is(err, ErrAway) { // with the error of the command that has opened the breaker
+		return true
+	}
+	_, reply := errors.AsType[redis.Error](err)
+	op, _ := errors.AsType[*net.OpError](err)
+	return !reply && !errors.Is(err, redis.ErrClosed) && !errors.Is(err, redis.ErrPoolTimeout) && (op == nil || op.Op != "dial")
+}
 
 // Unknown reports whether the server does not know the script of an EVALSHA that failed with err.
 func Unknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") }

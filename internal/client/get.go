@@ -19,42 +19,56 @@ func (c *Client) Get(ctx context.Context, ahead redis.Cmder, key string) (data [
 	if c.traits.fromMasters {
 		return c.getFromMaster(ctx, ahead, key)
 	}
-	n := c.nodeOf(key)
-	if err := c.refusal(n); err != nil {
-		return nil, 0, err
+	what := Command{Op: "get", Key: key, Within: c.Timeout, Again: Always, Spared: true, Cached: c.traits.cached}
+	for r := (repeat{Command: what, view: c}); ; {
+		var sent time.Time
+		data, sent, err = c.get(ctx, &r.Command, ahead)
+		if r.again(ctx, sent, err) {
+			continue
+		}
+		if err != nil && !sent.IsZero() {
+			asked = time.Since(r.begun)
+		}
+		return data, asked, err
 	}
-	cmd := redis.NewStringCmd(ctx, "get", key)
+}
+
+// get tries a GET once.
+func (c *Client) get(ctx context.Context, what *Command, ahead redis.Cmder) (data []byte, sent time.Time, err error) {
+	n := c.nodeOf(what.Key)
+	if err := c.refusal(n); err != nil {
+		return nil, sent, err
+	}
+	cmd := redis.NewStringCmd(ctx, "get", what.Key)
 	p := parcel{rdb: c.Redis, timeout: c.Timeout, ctx: ctx, cmd: cmd, ahead: ahead}
-	call := call{Command: Command{Op: "get", Key: key, Spared: true, Cached: c.traits.cached}, client: c, node: n, sent: time.Now(), gate: n.together}
+	call := call{Command: *what, client: c, node: n, sent: time.Now(), gate: n.together}
 	if !call.gate.tryEnter() {
 		if err := c.wait(&call, p); err != nil {
-			return nil, time.Since(call.sent), err
+			return nil, call.sent, err
 		}
 	}
 	shared := n.limit.next(call.sent, c.Timeout)
-	bounded := commandContext{shared.ctx, ctx}
-	group, since := call.group, call.send()
-	if c.traits.bounded && !endsWithin(ctx, c.Timeout) && !since.Before(shared.begun) {
+	bounded, cancel := c.bound(ctx, shared, what.Within)
+	group, since := call.group, call.depart()
+	if c.traits.bounded && !endsWithin(ctx, what.Within) && !since.Before(shared.begun) {
 		answered := false
 		n.using.Add(1)
-		defer func() { n.using.Add(-1); call.leave(answered) }()
+		defer func() { n.using.Add(-1); call.leave(answered); cancel() }()
 		if err = c.process(bounded, p, group); err == nil {
 			data, err = cmd.Bytes()
 		}
-		err = n.Explain(err, c.Timeout)
+		err = n.Explain(err, what.Within)
 		answered = c.observe(ctx, call, err)
-	} else {
-		data, err = runAsync(ctx, call, bounded, call.leave, func(ctx context.Context) ([]byte, error) {
-			if err := c.process(ctx, p, group); err != nil {
-				return nil, err
-			}
-			return cmd.Bytes()
-		})
+		return data, call.sent, err
 	}
-	if err != nil {
-		asked = time.Since(call.sent)
-	}
-	return data, asked, err
+	leave := call.leave
+	data, err = runAsync(ctx, call, bounded, func(answered bool) { cancel(); leave(answered) }, func(ctx context.Context) ([]byte, error) {
+		if err := c.process(ctx, p, group); err != nil {
+			return nil, err
+		}
+		return cmd.Bytes()
+	})
+	return data, call.sent, err
 }
 
 // GetMany sends one GET for each of keys, all of one node, in one pipeline. It returns an error if
@@ -66,7 +80,7 @@ func (c *Client) GetMany(ctx context.Context, ahead []redis.Cmder, keys []string
 		return nil, 0, err
 	}
 	begun := time.Now()
-	what := Command{Op: "get", Key: keys[0], Keys: len(keys), Within: c.Timeout, Spared: true, Cached: c.traits.cached}
+	what := Command{Op: "get", Key: keys[0], Keys: len(keys), Within: c.Timeout, Again: Always, Spared: true, Cached: c.traits.cached}
 	replies, err = DoWithin(ctx, c, what, func(ctx context.Context) ([]*redis.StringCmd, error) {
 		replies := make([]*redis.StringCmd, len(keys))
 		_, _ = Pipelined(ctx, c.Redis, func(p redis.Pipeliner) { // each reply has its error

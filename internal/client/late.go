@@ -28,13 +28,29 @@ type Caller struct {
 // Leave tells that the caller waits no longer. What has not been sent by then is never executed.
 func (c *Caller) Leave() { c.left.Store(true) }
 
-// Only returns cmd, to be executed only if it is sent while the caller waits.
-func (c *Caller) Only(cmd redis.Cmder) redis.Cmder { return timely{cmd, c} }
+// Only returns cmd, to be executed only if it is sent while the caller waits. The user's client sends it [Once].
+func (c *Caller) Only(cmd redis.Cmder) redis.Cmder { return timely{Once{cmd}, c} }
+
+// Explain returns the error of the caller's commands, which tells whether they were sent: see [Unsent].
+func (c *Caller) Explain(err error) error {
+	if err != nil && !c.sent.Load() {
+		return unsent{err}
+	}
+	return err
+}
 
 type timely struct {
-	redis.Cmder
+	Once
 	caller *Caller
 }
+
+// Once is a command that the user's client does not send again by itself: its last error would hide the outcome of
+// earlier tries. A grant whose reply was lost, then a refused connection, would look like a lock that was never
+// acquired. Commands are repeated in one place: see [Again] and TestErrAmbiguous_LostReplyThenRefused.
+type Once struct{ redis.Cmder }
+
+// NoRetry is asked by go-redis.
+func (Once) NoRetry() bool { return true }
 
 // Args is called when the command is written to a connection, so not while there is none. A command
 // whose caller has left becomes a PING, which keeps the connection usable. A hook may call Args,

@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -83,33 +82,53 @@ func TestRunAll_PartNotAnswered(t *testing.T) {
 	})
 }
 
-// RetryAll repeats what is not answered, and nothing else.
-func TestRetryAll(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		_, rdb := redistest.StartMini(t)
-		w := watch(t, rdb, timeout)
-		var tries []string
-		begun := time.Now()
-		r := RetryAll(t.Context(), w.Client, Command{Key: "k", Within: timeout}, 4, func(_ time.Duration, some []int) []Reply[int] {
-			tries = append(tries, fmt.Sprint(some))
-			replies := make([]Reply[int], len(some))
-			for k, i := range some {
-				switch replies[k].Value = 10 * i; {
-				case i == 1 && len(tries) == 1, i == 3 && len(tries) < 3:
-					replies[k].Err = io.ErrUnexpectedEOF
-				case i == 2:
-					replies[k].Err = replyError("ERR no")
+// RunAll repeats the calls that are not answered, and no other ones. A call that may have been executed is repeated only
+// if it may be executed twice.
+func TestRunAll_Repeats(t *testing.T) {
+	for again, want := range map[Again][]string{
+		Always:   {"[0 1 2 3]", "[1 3]", "[3]"},
+		IfUnsent: {"[0 1 2 3]"},
+		Never:    {"[0 1 2 3]"},
+	} {
+		runInBubble(t, fmt.Sprint(again), func(t *testing.T) {
+			_, rdb := redistest.StartMini(t)
+			var tries []string
+			rdb.AddHook(redistest.Pipelines(func(_ context.Context, cmds []redis.Cmder, _ redis.ProcessPipelineHook) error {
+				var some []int
+				for _, cmd := range cmds {
+					i := cmd.Args()[3].(int)
+					some = append(some, i)
+					switch {
+					case i == 1 && len(tries) == 0, i == 3 && len(tries) < 2:
+						cmd.SetErr(io.ErrUnexpectedEOF)
+					case i == 2:
+						cmd.SetErr(replyError("ERR no"))
+					}
+				}
+				tries = append(tries, fmt.Sprint(some))
+				return nil
+			}))
+			rdb.AddHook(redistest.Commands(func(_ context.Context, cmd redis.Cmder, _ redis.ProcessHook) error {
+				tries = append(tries, fmt.Sprint([]any{cmd.Args()[3]}))
+				return nil
+			}))
+			w := watch(t, rdb, timeout)
+			s := NewScript("return 1")
+			var calls []ScriptCall
+			for i := range 4 {
+				calls = append(calls, ScriptCall{s, append(s.Call(0, 1), i)})
+			}
+			what := Command{Op: "op", Key: "k", Within: timeout, Again: again}
+			replies := RunAll(t.Context(), w.Client, what, calls, func(cmd *redis.Cmd) (int, error) { return cmd.Args()[3].(int), cmd.Err() })
+			if !slices.Equal(tries, want) {
+				t.Errorf("tries of %q, want %q", tries, want)
+			}
+			for i, r := range replies {
+				failed := i == 2 || again != Always && i%2 == 1
+				if r.Value != i || (r.Err != nil) != failed || r.Lost != (i%2 == 1) {
+					t.Errorf("%d: %v", i, r)
 				}
 			}
-			return replies
 		})
-		if want := []string{"[0 1 2 3]", "[1 3]", "[3]"}; !slices.Equal(tries, want) || time.Since(begun) >= timeout {
-			t.Errorf("tries of %q, want %q", tries, want)
-		}
-		for i, r := range r {
-			if r.Value != 10*i || (r.Err != nil) != (i == 2) {
-				t.Errorf("%d: %v", i, r)
-			}
-		}
-	})
+	}
 }

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"io"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -30,7 +31,7 @@ func TestBreaker_Shared(t *testing.T) {
 				t.Errorf("%s: away %t, any %t, refusal %v", who, w.Away("k"), w.AnyAway(), w.Refusal("k"))
 			}
 		}
-		if err := locker.Refused("k"); err == nil || !Unsent(err) {
+		if err := locker.Refusal("k"); err == nil {
 			t.Errorf("a lock is refused with %v", err)
 		}
 		m.SetError("")
@@ -41,7 +42,7 @@ func TestBreaker_Shared(t *testing.T) {
 				t.Errorf("%s: away %t, any %t, told %v", who, w.Away("k"), w.AnyAway(), got)
 			}
 		}
-		if err := locker.Refused("k"); err != nil {
+		if err := locker.Refusal("k"); err != nil {
 			t.Errorf("a lock is refused with %v after an answer", err)
 		}
 	})
@@ -164,11 +165,11 @@ func TestBreaker_LockAfterTheLastCache(t *testing.T) {
 		locker.node.alone.size = 1
 		m.SetError(loading)
 		w.openBreaker()
-		if locker.Refused("k") == nil {
+		if locker.Refusal("k") == nil {
 			t.Error("it tries while a cache probes")
 		}
 		w.close()
-		if err := locker.Refused("k"); err != nil {
+		if err := locker.Refusal("k"); err != nil {
 			t.Error(err)
 		}
 		var wg sync.WaitGroup
@@ -232,8 +233,7 @@ func TestBreaker_OneCaller(t *testing.T) {
 		},
 		"a script that takes": func(ctx context.Context, w *watcher, _ get) error {
 			s := NewTaking("return 1")
-			_, err := Run(ctx, w.Client, Command{Op: "script", Key: "k", Within: timeout}, ScriptCall{s, append(s.Call(0, 1), "")}, (*redis.Cmd).Int)
-			return err
+			return Run(ctx, w.Client, Command{Op: "script", Key: "k", Within: timeout}, ScriptCall{s, append(s.Call(0, 1), "")}, (*redis.Cmd).Int).Err
 		},
 	} {
 		runInBubble(t, name, func(t *testing.T) {
@@ -311,9 +311,10 @@ func TestAgain(t *testing.T) {
 		go w.openBreaker()
 		time.Sleep(timeout / 2)
 		begun, tries := time.Now(), 0
-		_, err := Retry(t.Context(), timeout, w.Again("k"), func(time.Duration) (any, error) {
+		_, err := Do(t.Context(), w.Client, "op", "k", func(ctx context.Context) (any, error) {
 			tries++
-			return nil, w.get(t.Context())
+			time.Sleep(timeout)
+			return nil, io.EOF
 		})
 		if !errors.Is(err, ErrAway) || tries != 1 || time.Since(begun) != timeout/2 {
 			t.Errorf("%v after %d tries and %v", err, tries, time.Since(begun))

@@ -88,7 +88,7 @@ func TestWait_Sent(t *testing.T) {
 					ctx := &heldUp{Context: t.Context()}
 					cmd := redis.NewCmd(ctx, "ping")
 					what := Command{Op: "ping", Key: "k", Within: timeout, Sent: &sent}
-					if s, err := Send(ctx, w.Client, what, []redis.Cmder{cmd}, cmd.Text); s != "PONG" || err != nil || !sent.Equal(admitted) {
+					if s, _, err := send(ctx, w.Client, what, []redis.Cmder{cmd}, cmd.Text); s != "PONG" || err != nil || !sent.Equal(admitted) {
 						t.Errorf("%d wait: sent %v after it was admitted; %q, %v", waiting, sent.Sub(admitted), s, err)
 					}
 				})
@@ -305,7 +305,7 @@ func TestSend_CallerLeaves(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), timeout/2)
 				defer cancel()
 				script := NewScript("return 1")
-				_, err := Run(ctx, w.Client, Command{Op: "op", Within: timeout}, ScriptCall{script, script.Call(0, 0)}, (*redis.Cmd).Int)
+				err := Run(ctx, w.Client, Command{Op: "op", Within: timeout}, ScriptCall{script, script.Call(0, 0)}, (*redis.Cmd).Int).Err
 				if !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("Run: %v", err)
 				}

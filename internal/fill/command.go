@@ -33,9 +33,7 @@ func (x *Parts) getOrLock(ctx context.Context, fills []*filling, take bool) {
 	}
 	stamp := x.Fills.Now()
 	x.Store.During(keys, func(keep func(int, *value.Lookup)) {
-		replies := client.RetryAll(ctx, x.Client, client.Command{Key: key, Within: within}, len(fills), func(within time.Duration, some []int) []filllock.Answer {
-			return filllock.GetOrLock(ctx, within, pick(locks, some), pick(queries, some))
-		})
+		replies := filllock.GetOrLock(ctx, within, locks, queries)
 		for i, f := range fills {
 			f.takes(replies[i], stamp)
 		}
@@ -67,18 +65,6 @@ func (f *filling) takes(reply filllock.Answer, stamp flight.Stamp) {
 			f.old = &old
 		}
 	}
-}
-
-// pick returns the elements with the indices some.
-func pick[E any](all []E, some []int) []E {
-	if len(some) == len(all) {
-		return all
-	}
-	picked := make([]E, len(some))
-	for k, i := range some {
-		picked[k] = all[i]
-	}
-	return picked
 }
 
 // purpose tells the script what the callers can do with the entry that the key holds.

@@ -330,10 +330,8 @@ func (x *set) do(ctx context.Context, fills []*filling, acts []filllock.Act) (re
 	stored := false
 	for len(acts) > 0 {
 		n := client.Carried(len(acts), func(i int) int { return len(fills[i].outcome.data) })
-		answered, away, what := false, error(nil), client.Command{Key: fills[0].lock.Keys.Lock, Within: x.Client.Timeout}
-		for i, done := range client.RetryAll(ctx, x.Client, what, n, func(within time.Duration, some []int) []filllock.Done {
-			return filllock.Do(ctx, within, pick(acts[:n], some)...)
-		}) {
+		answered, away := false, error(nil)
+		for i, done := range filllock.Do(ctx, x.Client.Timeout, acts[:n]...) {
 			o := &fills[i].outcome
 			o.ours, o.err = o.ours && done.Value, done.Err
 			if o.data != nil {

@@ -19,17 +19,22 @@ func PairOf(valueKey string) Pair { return Pair{Value: valueKey, Lock: valueKey 
 // Expire marks the entries of pairs stale, without removing them, and invalidates their running
 // loads. Each pair is one step on the server; all pairs share one round trip. Without scripts the
 // pairs are done one after the other.
+//
+// Each try has new random bytes. With the same ones a second copy of a command would give them to an entry that was
+// stored since, and a process that knows the first entry by them would take the two for one.
 func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
 	if len(pairs) == 0 {
 		return nil
 	}
 	now := time.Now()
-	what := client.Command{Op: "expire", Key: pairs[0].Value, Keys: len(pairs), Within: c.Timeout}
+	what := client.Command{Op: "expire", Key: pairs[0].Value, Keys: len(pairs), Within: c.Timeout, Again: client.Always}
 	refused, err := client.DoWithin(ctx, c, what, func(ctx context.Context) (refused []Pair, err error) {
 		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for _, pair := range pairs { // EVAL, since a pipeline cannot fall back from EVALSHA
 				fresh, random := entry.Stale(now)
-				p.Eval(ctx, wake.Lua+expireLua, []string{pair.Value, pair.Lock}, fresh, random)
+				expire := redis.NewCmd(ctx, "eval", wake.Lua+expireLua, 2, pair.Value, pair.Lock, fresh, random)
+				expire.SetFirstKeyPos(3)
+				_ = p.Process(ctx, client.Once{Cmder: expire})
 			}
 			return nil
 		})

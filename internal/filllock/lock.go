@@ -153,7 +153,8 @@ func GetOrLock(ctx context.Context, within time.Duration, locks []*Lock, queries
 	}
 	c, sent := locks[0].client, make([]time.Time, len(locks))
 	sent[0] = time.Now()
-	what := client.Command{Op: "lock", Key: locks[0].Keys.Value, Keys: len(locks), Within: within, Spared: queries[0].Spared, Sent: &sent[0]}
+	what := client.Command{Op: "lock", Key: locks[0].Keys.Value, Keys: len(locks), Within: within, Again: client.Always,
+		Spared: queries[0].Spared, Sent: &sent[0]}
 	answers := client.RunAll(ctx, c, what, calls, parseLockReply)
 	for i := range sent {
 		sent[i] = sent[0]
@@ -161,7 +162,7 @@ func GetOrLock(ctx context.Context, within time.Duration, locks []*Lock, queries
 	twins(len(locks), func(i int) bool { return answers[i].Value.Status == unrun }, func(i int) {
 		what := what
 		what.Key, what.Sent = locks[i].Keys.Value, &sent[i]
-		answers[i].Value, answers[i].Err = client.DoWithin(ctx, c, what, func(ctx context.Context) (Reply, error) {
+		answers[i] = client.DoTries(ctx, c, what, func(ctx context.Context) (Reply, error) {
 			return locks[i].watchGetOrLock(ctx, queries[i])
 		})
 	})
@@ -200,12 +201,10 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 
 // answered notes what GetOrLock has brought.
 func (l *Lock) answered(within time.Duration, q Query, sent time.Time, a Answer) {
-	switch {
-	case a.Err == nil:
-		if a.Value.Status == Locked {
-			l.held, l.stamp = sent, a.Value.Text
-		}
-	case q.Take && client.Unreachable(a.Err) && !client.Unsent(a.Err):
+	if a.Err == nil && a.Value.Status == Locked {
+		l.held, l.stamp = sent, a.Value.Text
+	}
+	if q.Take && a.Lost {
 		l.InDoubt = true
 		if errors.Is(a.Err, client.ErrAway) { // before its time was over
 			l.late = time.Now().Add(within)
@@ -268,7 +267,7 @@ func (l *Lock) act(op string, script client.Script, keys [2]string, twin client.
 // lock, or an error.
 func Do(ctx context.Context, within time.Duration, acts ...Act) []Done {
 	c := acts[0].lock.client
-	what := client.Command{Op: acts[0].op, Key: acts[0].keys[0], Keys: len(acts), Holds: true, Within: within}
+	what := client.Command{Op: acts[0].op, Key: acts[0].keys[0], Keys: len(acts), Holds: true, Within: within, Again: client.Always}
 	calls := make([]client.ScriptCall, len(acts))
 	for i, act := range acts {
 		calls[i] = act.ScriptCall
@@ -283,12 +282,12 @@ func Do(ctx context.Context, within time.Duration, acts ...Act) []Done {
 	})
 	all := make([]Done, len(acts))
 	for i, r := range replies {
-		all[i] = Done{Value: r.Value == 1, Err: r.Err}
+		all[i] = Done{Value: r.Value == 1, Err: r.Err, Lost: r.Lost}
 	}
 	twins(len(acts), func(i int) bool { return replies[i].Value == unrun }, func(i int) {
 		act, what := acts[i], what
 		what.Op, what.Key = act.op, act.keys[0]
-		all[i].Value, all[i].Err = client.DoWithin(ctx, c, what, func(ctx context.Context) (bool, error) {
+		all[i] = client.DoTries(ctx, c, what, func(ctx context.Context) (bool, error) {
 			return client.Watch(ctx, c.Redis, slices.DeleteFunc(act.keys[:], func(key string) bool { return key == "" }), act.twin)
 		})
 	})

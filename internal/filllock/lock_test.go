@@ -614,19 +614,22 @@ func setMemory(t testing.TB, admin *redis.Client, limit string) {
 func TestGetOrLock_StaysInDoubt(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	p := redistest.NewProxy(t, s.Addr)
-	rule := p.On(redistest.Command("evalsha", "eval"), redistest.HoldRequest).Times(1)
-	b := backend{p.Client(t, func(o *redis.Options) { o.MaxRetries = -1 }), s.Admin()}.fixture(t)
-	if _, err := b.GetOrLock(t.Context(), 200*time.Millisecond, Query{Take: true}); err == nil || !b.InDoubt || rule.Fired() != 1 {
-		t.Fatalf("%v, in doubt %t, the fault has fired %d times", err, b.InDoubt, rule.Fired())
-	}
-	setMemory(t, s.Admin(), "1")
-	if _, err := b.GetOrLock(t.Context(), time.Second, Query{Take: true}); !redis.IsOOMError(err) {
-		t.Errorf("%v, want an OOM", err)
-	}
-	setMemory(t, s.Admin(), "0")
-	if !b.InDoubt {
-		t.Error("the command that is still under way is forgotten")
+	noScripts(t, s)
+	for takes, user := range map[string]func(*redis.Options){"evalsha eval": func(*redis.Options) {}, "exec": asNoScripts} {
+		p := redistest.NewProxy(t, s.Addr)
+		rule := p.On(redistest.Command(strings.Fields(takes)...), redistest.HoldRequest).Times(1)
+		b := backend{p.Client(t, redistest.NoRetry, user), s.Admin()}.fixture(t)
+		if _, err := b.GetOrLock(t.Context(), 200*time.Millisecond, Query{Take: true}); err == nil || !b.InDoubt || rule.Fired() != 1 {
+			t.Fatalf("%s: %v, in doubt %t, the fault has fired %d times", takes, err, b.InDoubt, rule.Fired())
+		}
+		setMemory(t, s.Admin(), "1")
+		if _, err := b.GetOrLock(t.Context(), time.Second, Query{Take: true}); !redis.IsOOMError(err) {
+			t.Errorf("%s: %v, want an OOM", takes, err)
+		}
+		setMemory(t, s.Admin(), "0")
+		if !b.InDoubt {
+			t.Errorf("%s: the command that is still under way is forgotten", takes)
+		}
 	}
 }
 

@@ -221,10 +221,10 @@ func (s *Server) AllCalls() map[string]int64 {
 	return calls
 }
 
-// KillConnections kills the connections of all clients every 50 ms, until stop. kills counts them.
+// KillConnections kills the connections of all clients every 20 ms, until stop. kills counts them.
 func (s *Server) KillConnections() (kills *atomic.Int64, stop func()) {
 	return again(func() int64 {
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond)
 		return s.admin.ClientKillByFilter(context.Background(), "type", "normal", "skipme", "yes").Val()
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -57,8 +58,8 @@ func (k *Keys) DeleteIf(ctx context.Context, key string, id uint64) (deleted boo
 		return false, nil
 	}
 	pair := filllock.PairOf(k.store.Key(key))
-	deleted, repeated, err := filllock.DeleteIf(ctx, k.client, pair, id)
-	if deleted || repeated || err != nil {
+	deleted, lost, err := filllock.DeleteIf(ctx, k.client, pair, id)
+	if deleted || lost || err != nil {
 		err = k.Record(ctx, []filllock.Pair{pair}, err)
 	}
 	if deleted {
@@ -132,19 +133,22 @@ func (k *Keys) open() error {
 // right to run scripts. See TestRefused_MissingRight.
 //
 // Delete sends a PTTL before its DEL. Its reply says whether a load was in flight, whose waiters
-// have to be woken. The DEL of value and lock stays one step. See TestWake_WhateverEndsTheLoad.
+// have to be woken. The DEL of value and lock stays one step. After a try whose replies were lost the next one finds
+// no locks, so waiters of all keys are woken. See TestWake_WhateverEndsTheLoad, TestDelete_LostReply.
 func (k *Keys) delete(ctx context.Context, pairs []filllock.Pair) error {
 	type reply struct {
 		superseded []string // locks
 		refused    bool     // the records
 	}
 	records := k.log.OneServer() // in the same pipeline
-	r, err := client.Do(ctx, k.client, "delete", pairs[0].Value, func(ctx context.Context) (r reply, err error) {
+	what := client.Command{Op: "delete", Key: pairs[0].Value, Within: k.client.Timeout, Again: client.Always}
+	answer := client.DoTries(ctx, k.client, what, func(ctx context.Context) (r reply, err error) {
 		locks := make([]*redis.DurationCmd, len(pairs))
 		deletes := 0 // commands
 		cmds, err := k.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for i, pair := range pairs {
-				locks[i] = p.PTTL(ctx, pair.Lock) // only to know whom to wake
+				locks[i] = redis.NewDurationCmd(ctx, time.Millisecond, "pttl", pair.Lock) // only to know whom to wake
+				_ = p.Process(ctx, client.Once{Cmder: locks[i]})
 				p.Del(ctx, pair.Value, pair.Lock)
 			}
 			if deletes = p.Len(); records {
@@ -160,10 +164,17 @@ func (k *Keys) delete(ctx context.Context, pairs []filllock.Pair) error {
 		r.refused = records && recordRefused(cmds[:deletes], err)
 		return r, err
 	})
+	r := answer.Value
+	if answer.Lost && answer.Err == nil {
+		r.superseded = nil
+		for _, pair := range pairs {
+			r.superseded = append(r.superseded, pair.Lock)
+		}
+	}
 	if len(r.superseded) > 0 {
 		k.Wake(ctx, r.superseded...)
 	}
-	return k.record(ctx, pairs, recorded{sent: records, refused: r.refused}, err)
+	return k.record(ctx, pairs, recorded{sent: records, refused: r.refused}, answer.Err)
 }
 
 // expire makes values stale.

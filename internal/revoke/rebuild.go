@@ -101,9 +101,7 @@ func (r *rebuild) lock(ctx context.Context) (*filllock.Lock, error) {
 	name := r.space.namespace + ":tags:{" + client.HashTag(r.space.namespace) + "}:rebuild"
 	lock := filllock.New(r.keys.client, filllock.Pair{Value: name, Lock: name + ":lock"}, r.space.lockTTL)
 	for {
-		reply, err := client.Retry(ctx, r.keys.client.Timeout, client.Unreachable, func(within time.Duration) (filllock.Reply, error) {
-			return lock.GetOrLock(ctx, within, filllock.Query{Take: true})
-		})
+		reply, err := lock.GetOrLock(ctx, r.keys.client.Timeout, filllock.Query{Take: true})
 		if err != nil {
 			return nil, err
 		}
@@ -156,11 +154,14 @@ func (r *rebuild) try(ctx context.Context) error {
 // rebuildValues rebuilds what is known of a few values. A single command that is not answered in time does not
 // undo the work so far.
 func (r *rebuild) rebuildValues(ctx context.Context, valueKeys []string) error {
-	again := func(err error) bool { return client.Unreachable(err) && r.keys.open() == nil }
 	for batch := range slices.Chunk(valueKeys, rebuildBatch) {
-		_, err := client.Retry(ctx, r.space.lockTTL, again, func(time.Duration) (any, error) {
-			return nil, r.tryValues(ctx, batch)
-		})
+		err := r.tryValues(ctx, batch)
+		for end := time.Now().Add(r.space.lockTTL); client.Unreachable(err) && r.keys.open() == nil && time.Now().Before(end); {
+			if !client.Sleep(ctx, rebuildPause) {
+				break
+			}
+			err = r.tryValues(ctx, batch)
+		}
 		if err != nil {
 			return err
 		}

@@ -100,25 +100,22 @@ func (r *rebuild) readLarge(ctx context.Context, values []*storedValue) error {
 // error.
 func readFrom[R any](ctx context.Context, r *rebuild, values []*storedValue,
 	send func(p redis.Pipeliner, valueKey string) (take func() (R, error))) ([]client.Reply[R], error) {
-	return client.Retry(ctx, r.keys.client.Timeout, client.Unreachable, func(within time.Duration) ([]client.Reply[R], error) {
-		what := client.Command{Op: tagging, Key: values[0].valueKey, Within: within}
-		return client.DoWithin(ctx, r.keys.client, what, func(ctx context.Context) (replies []client.Reply[R], failed error) {
-			takes := make([]func() (R, error), len(values))
-			_, _ = client.Pipelined(ctx, r.keys.client.Redis, func(p redis.Pipeliner) { // each reply has its error
-				for i, v := range values {
-					takes[i] = send(p, v.valueKey)
-				}
-				p.Del(ctx, values[0].valueKey+":none") // a write, though of nothing: a replica may be behind, and must not answer
-			})
-			replies = make([]client.Reply[R], len(values))
-			for i := range values {
-				one := &replies[i]
-				if one.Value, one.Err = takes[i](); one.Err != nil && !client.WrongType(one.Err) && !errors.Is(one.Err, redis.Nil) {
-					failed = cmp.Or(failed, one.Err)
-				}
+	return client.Do(ctx, r.keys.client, tagging, values[0].valueKey, func(ctx context.Context) (replies []client.Reply[R], failed error) {
+		takes := make([]func() (R, error), len(values))
+		_, _ = client.Pipelined(ctx, r.keys.client.Redis, func(p redis.Pipeliner) { // each reply has its error
+			for i, v := range values {
+				takes[i] = send(p, v.valueKey)
 			}
-			return replies, failed
+			p.Del(ctx, values[0].valueKey+":none") // a write, though of nothing: a replica may be behind, and must not answer
 		})
+		replies = make([]client.Reply[R], len(values))
+		for i := range values {
+			one := &replies[i]
+			if one.Value, one.Err = takes[i](); one.Err != nil && !client.WrongType(one.Err) && !errors.Is(one.Err, redis.Nil) {
+				failed = cmp.Or(failed, one.Err)
+			}
+		}
+		return replies, failed
 	})
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -109,11 +108,9 @@ func (s *Space) runOn(ctx context.Context, master client.Master, p pass, progres
 		if err := s.keys.open(); err != nil { // Close waits for a rebuild
 			return err
 		}
-		found, err := client.Retry(ctx, s.keys.client.Timeout, client.Unreachable, func(within time.Duration) (step, error) {
-			return client.DoWithin(ctx, s.keys.client, client.Command{Op: clearing, Within: within}, func(ctx context.Context) (found step, err error) {
-				found.keys, found.cursor, err = master.Scan(ctx, cursor, p.pattern, client.ScanCount)
-				return found, err
-			})
+		found, err := client.Do(ctx, s.keys.client, clearing, "", func(ctx context.Context) (found step, err error) {
+			found.keys, found.cursor, err = master.Scan(ctx, cursor, p.pattern, client.ScanCount)
+			return found, err
 		})
 		if err != nil {
 			return err
@@ -146,9 +143,7 @@ func (s *Space) report(ctx context.Context, p pass, progress *progress, removed 
 
 // RemoveLocks removes locks.
 func (s *Space) RemoveLocks(ctx context.Context, locks []string) error {
-	return s.removeAll(ctx, locks, 1, func(p redis.Pipeliner, lock int) *redis.IntCmd {
-		return p.Del(ctx, locks[lock])
-	})
+	return s.removeAll(ctx, locks, 1, func(lock int) *redis.IntCmd { return redis.NewIntCmd(ctx, "del", locks[lock]) })
 }
 
 // RemoveValues removes values, each together with its lock. The server frees the memory of the values
@@ -158,20 +153,23 @@ func (s *Space) RemoveValues(ctx context.Context, values []string) error {
 	for i, value := range values {
 		locks[i] = filllock.PairOf(value).Lock
 	}
-	return s.removeAll(ctx, locks, 2, func(p redis.Pipeliner, lock int) *redis.IntCmd {
-		return p.Unlink(ctx, values[lock], locks[lock])
+	return s.removeAll(ctx, locks, 2, func(lock int) *redis.IntCmd {
+		return redis.NewIntCmd(ctx, "unlink", values[lock], locks[lock])
 	})
 }
 
 // removeAll runs a command for each lock, in one pipeline. A command that has removed as many keys as
-// it was given has removed the lock: those that wait for it are woken.
+// it was given has removed the lock: those that wait for it are woken. So are those that wait for any of the locks after
+// a try without an answer, which may have removed it.
 func (s *Space) removeAll(ctx context.Context, locks []string, keys int64,
-	remove func(p redis.Pipeliner, lock int) *redis.IntCmd) error {
-	removed, err := client.Do(ctx, s.keys.client, clearing, locks[0], func(ctx context.Context) (removed []string, err error) {
+	remove func(lock int) *redis.IntCmd) error {
+	what := client.Command{Op: clearing, Key: locks[0], Within: s.keys.client.Timeout, Again: client.Always}
+	r := client.DoTries(ctx, s.keys.client, what, func(ctx context.Context) (removed []string, err error) {
 		cmds := make([]*redis.IntCmd, len(locks))
 		_, err = client.Pipelined(ctx, s.keys.client.Redis, func(p redis.Pipeliner) {
 			for i := range locks {
-				cmds[i] = remove(p, i)
+				cmds[i] = remove(i)
+				_ = p.Process(ctx, client.Once{Cmder: cmds[i]})
 			}
 		})
 		for i, cmd := range cmds {
@@ -181,8 +179,11 @@ func (s *Space) removeAll(ctx context.Context, locks []string, keys int64,
 		}
 		return removed, err
 	})
-	if len(removed) > 0 {
-		s.keys.Wake(ctx, removed...)
+	if r.Lost && r.Err == nil {
+		r.Value = locks
 	}
-	return err
+	if len(r.Value) > 0 {
+		s.keys.Wake(ctx, r.Value...)
+	}
+	return r.Err
 }

@@ -252,9 +252,7 @@ func (x *Index) notePages(ctx context.Context, pages []page, since *Sequences) [
 		if p.err = x.client.Refusal(x.book(p.book)); p.err != nil && since != nil {
 			return nil
 		}
-		p.epoch, p.err = client.Retry(ctx, x.client.Timeout, x.client.Again(x.book(p.book)), func(within time.Duration) (string, error) {
-			return x.note(ctx, within, *p, since)
-		})
+		p.epoch, p.err = x.note(ctx, *p, since)
 		if p.err == nil && p.epoch == "" {
 			p.err = ErrInvalidated
 		}
@@ -338,17 +336,15 @@ func (x *Index) lost(ctx context.Context, n *Noted) (bool, error) {
 	nodes := client.ByNode(x.client, numbers, x.book)
 	lost := make([]bool, len(nodes))
 	err := inParallel(len(nodes), func(i int) (err error) {
-		lost[i], err = client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (bool, error) {
-			return x.lostOf(ctx, within, n, nodes[i])
-		})
+		lost[i], err = x.lostOf(ctx, n, nodes[i])
 		return err
 	})
 	return slices.Contains(lost, true), err
 }
 
 // lostOf is lost for books of one node.
-func (x *Index) lostOf(ctx context.Context, within time.Duration, n *Noted, numbers []int) (bool, error) {
-	return client.DoWithin(ctx, x.client, client.Command{Op: op, Key: x.book(numbers[0]), Within: within}, func(ctx context.Context) (bool, error) {
+func (x *Index) lostOf(ctx context.Context, n *Noted, numbers []int) (bool, error) {
+	return client.Do(ctx, x.client, op, x.book(numbers[0]), func(ctx context.Context) (bool, error) {
 		epochs := make([]*redis.StringCmd, len(numbers))
 		_, err := client.Pipelined(ctx, x.client.Redis, func(p redis.Pipeliner) {
 			for i, number := range numbers {
@@ -413,7 +409,7 @@ func pagesOf(notes []Note) (pages []page) {
 }
 
 // note returns the epoch of the book, or "" if it refuses the note.
-func (x *Index) note(ctx context.Context, within time.Duration, p page, since *Sequences) (string, error) {
+func (x *Index) note(ctx context.Context, p page, since *Sequences) (string, error) {
 	sequence := ""
 	if since != nil {
 		sequence = since.of[p.book]
@@ -427,9 +423,9 @@ func (x *Index) note(ctx context.Context, within time.Duration, p page, since *S
 			args = append(args, x.noted(key).Milliseconds(), key.Key)
 		}
 	}
-	reply, err := x.run(ctx, within, noteScript, keys, args)
+	reply, err := x.run(ctx, noteScript, keys, args)
 	if client.ScriptsRefused(err) {
-		return client.DoWithin(ctx, x.client, client.Command{Op: op, Key: x.book(p.book), Within: within}, func(ctx context.Context) (string, error) {
+		return client.Do(ctx, x.client, op, x.book(p.book), func(ctx context.Context) (string, error) {
 			return x.watchNote(ctx, p, sequence)
 		})
 	}
@@ -441,20 +437,20 @@ func (x *Index) note(ctx context.Context, within time.Duration, p page, since *S
 func (x *Index) noted(n Note) time.Duration { return min(n.Life, math.MaxInt64-x.storing) + x.storing }
 
 // run runs a script on one book.
-func (x *Index) run(ctx context.Context, within time.Duration, script client.Script, keys, args []any) (any, error) {
+func (x *Index) run(ctx context.Context, script client.Script, keys, args []any) (any, error) {
 	call := append(append(script.Call(len(keys), len(args)), keys...), args...)
-	what := client.Command{Op: op, Key: keys[0].(string), Within: within}
-	reply, err := client.Run(ctx, x.client, what, client.ScriptCall{Script: script, Args: call}, func(cmd *redis.Cmd) (any, error) {
+	what := client.Command{Op: op, Key: keys[0].(string), Within: x.client.Timeout, Again: client.Always}
+	reply := client.Run(ctx, x.client, what, client.ScriptCall{Script: script, Args: call}, func(cmd *redis.Cmd) (any, error) {
 		reply, err := cmd.Result()
 		if client.ScriptsRefused(err) {
 			return err, nil // not a failure: there is another way
 		}
 		return reply, err
 	})
-	if refused, is := reply.(error); is && err == nil {
-		err = refused
+	if refused, is := reply.Value.(error); is && reply.Err == nil {
+		reply.Err = refused
 	}
-	return reply, err
+	return reply.Value, reply.Err
 }
 
 // Marked is what an invalidation knows of its tags.
@@ -488,9 +484,7 @@ func (x *Index) markPage(ctx context.Context, p page) (b markedBook, err error) 
 	if b.server, err = x.server(ctx, p.book); err != nil { // before the mark, which another server may lack
 		return b, err
 	}
-	reply, err := client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (markReply, error) {
-		return x.mark(ctx, within, p, b.server.history)
-	})
+	reply, err := x.mark(ctx, p, b.server.history)
 	for i, yes := range reply.exists {
 		if yes {
 			b.tags = append(b.tags, p.tags[i].tag)
@@ -506,15 +500,15 @@ type markReply struct {
 	exists []bool // for each tag
 }
 
-func (x *Index) mark(ctx context.Context, within time.Duration, p page, history string) (m markReply, err error) {
+func (x *Index) mark(ctx context.Context, p page, history string) (m markReply, err error) {
 	keys := []any{x.book(p.book)}
 	args := []any{rand.Text(), bookLife.Milliseconds(), x.markLife.Milliseconds(), history}
 	for _, t := range p.tags {
 		keys, args = append(keys, x.index(t.tag)), append(args, t.tag)
 	}
-	reply, err := x.run(ctx, within, markScript, keys, args)
+	reply, err := x.run(ctx, markScript, keys, args)
 	if client.ScriptsRefused(err) {
-		return client.DoWithin(ctx, x.client, client.Command{Op: op, Key: x.book(p.book), Within: within}, func(ctx context.Context) (markReply, error) {
+		return client.Do(ctx, x.client, op, x.book(p.book), func(ctx context.Context) (markReply, error) {
 			return x.watchMark(ctx, p, history)
 		})
 	}
@@ -598,15 +592,13 @@ func (x *Index) KeysOf(ctx context.Context, m Marked, each func(keys []string) e
 func (x *Index) Keys(ctx context.Context, tag string, each func(keys []string) error) error {
 	index := x.index(tag)
 	for cursor := uint64(0); ; {
-		scan, err := client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (*redis.ScanCmd, error) {
-			return client.DoWithin(ctx, x.client, client.Command{Op: op, Key: index, Within: within}, func(ctx context.Context) (scan *redis.ScanCmd, err error) {
-				_, err = client.Pipelined(ctx, x.client.Redis, func(p redis.Pipeliner) {
-					scan = p.ZScan(ctx, index, cursor, "", 500)
-					// A write, though of nothing: a replica may be behind, and must not answer.
-					p.ZRemRangeByScore(ctx, index, "-1", "0")
-				})
-				return scan, err
+		scan, err := client.Do(ctx, x.client, op, index, func(ctx context.Context) (scan *redis.ScanCmd, err error) {
+			_, err = client.Pipelined(ctx, x.client.Redis, func(p redis.Pipeliner) {
+				scan = p.ZScan(ctx, index, cursor, "", 500)
+				// A write, though of nothing: a replica may be behind, and must not answer.
+				p.ZRemRangeByScore(ctx, index, "-1", "0")
 			})
+			return scan, err
 		})
 		if err != nil {
 			return err
@@ -672,31 +664,33 @@ func (x *Index) prove(ctx context.Context, number int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	book, epoch := x.book(number), rand.Text()
-	return epoch + " " + server.history, x.change(ctx, book, func(p redis.Pipeliner) {
+	book := x.book(number)
+	epoch, err := x.change(ctx, book, func(p redis.Pipeliner, try string) { // marks may have been made since an earlier try
 		p.Unlink(ctx, book)
-		p.HSet(ctx, book, "e", epoch, "n", 0)
+		p.HSet(ctx, book, "e", try, "n", 0)
 	})
+	return epoch + " " + server.history, err
 }
 
 // Complete notes that the indexes have each value that is stored, unless a book has been lost since Prove.
 func (x *Index) Complete(ctx context.Context, proof *Proof) error {
 	return inParallel(books, func(number int) error {
 		book := x.book(number)
-		return x.change(ctx, book, func(p redis.Pipeliner) { p.HSet(ctx, book, "k", proof[number]) })
+		_, err := x.change(ctx, book, func(p redis.Pipeliner, _ string) { p.HSet(ctx, book, "k", proof[number]) })
+		return err
 	})
 }
 
 // change changes a book in one step. It then lives for bookLife, perhaps for less than before: until the
-// next note.
-func (x *Index) change(ctx context.Context, book string, by func(p redis.Pipeliner)) error {
-	_, err := client.Do(ctx, x.client, op, book, func(ctx context.Context) (any, error) {
-		return nil, client.Transaction(ctx, x.client.Redis, func(p redis.Pipeliner) {
-			by(p)
+// next note. Each try has a name, and change returns the name of the last one.
+func (x *Index) change(ctx context.Context, book string, by func(p redis.Pipeliner, try string)) (string, error) {
+	return client.Do(ctx, x.client, op, book, func(ctx context.Context) (string, error) {
+		try := rand.Text()
+		return try, client.Transaction(ctx, x.client.Redis, func(p redis.Pipeliner) {
+			by(p, try)
 			p.PExpire(ctx, book, bookLife)
 		})
 	})
-	return err
 }
 
 // inParallel calls do with each of n numbers, for as many at a time as there are books. After an error it calls

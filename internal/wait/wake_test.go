@@ -130,6 +130,45 @@ func TestWake_WhateverEndsTheLoad(t *testing.T) {
 	}
 }
 
+// A deletion whose first reply is lost wakes the waiters too, although its second copy finds no lock.
+//
+//fault:lost-reply
+func TestDelete_LostReply(t *testing.T) {
+	for name, end := range map[string]func(l *listening) error{
+		"Delete": func(l *listening) error { return l.there.Delete(l.t.Context(), "k") },
+		"Clear":  func(l *listening) error { return l.there.Clear(l.t.Context()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inListening(t, 5*time.Second, func(t *testing.T, l *listening) {
+				src := cachetest.NewSource[string](t)
+				loads := cachetest.GoGet(t.Context(), l.there, "k", src.Load)
+				load := src.Next(t)
+				waits := cachetest.GoGet(t.Context(), l.here, "k", cachetest.Gives("v"))
+				time.Sleep(time.Second)
+				var lost atomic.Bool
+				l.m.Server().SetPreHook(func(c *server.Peer, cmd string, keys ...string) bool {
+					if cmd != "DEL" || lost.Swap(true) {
+						return false
+					}
+					for _, key := range keys {
+						l.m.Del(key)
+					}
+					c.Close()
+					return true
+				})
+				begun := time.Now()
+				redistest.Must(t, end(l))
+				waits.Result(t)
+				if d := time.Since(begun); d > longest || !lost.Load() {
+					t.Errorf("the wait ends after %v, want %v at most; a reply was lost: %t", d, longest, lost.Load())
+				}
+				load.Give("late")
+				loads.Result(t)
+			})
+		})
+	}
+}
+
 // A lost wake-up costs the rest of LockTTL or listeningPause, and no more than the shorter of them. Then waiters poll
 // as without wake-ups, for a minute.
 //

@@ -136,7 +136,7 @@ func TestRefresh_Refused(t *testing.T) {
 			refused := cachetest.Script(t, script)
 			rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
 				if refuse.Load() && refused(cachetest.Args(cmd)) {
-					return refusal("READONLY You can't write against a read only replica.")
+					return refusal("OOM command not allowed when used memory > 'maxmemory'.")
 				}
 				return nil
 			}))
