@@ -31,8 +31,7 @@ type peer struct {
 // lockLife is the life of the locks of the peers that have one.
 const lockLife = 4 * time.Second
 
-// peers are the columns of the table of README, in order. jetcache-go, which the module proxy does not have, is not
-// among them: its column was read in its source.
+// peers are the columns of the table of README, in order, but for that of jetcache-go, which was read in its source.
 var peers = []struct {
 	name string
 	open func(addr string, closed func(close func())) peer

@@ -718,7 +718,7 @@ func TestVersion(t *testing.T) {
 		if got := c.ok("get", "-payload", ns, "of version 1"); got != "\xa1v" {
 			t.Errorf("the payload is %q", got)
 		}
-		if got := c.ok("ls", ns); !strings.Contains(got, "VERSION") {
+		if got := c.ok("ls", ns); !regexp.MustCompile(`(?m)VERSION$(?:\n.*)*\nof version 1 .* 1$`).MatchString(got) {
 			t.Errorf("ls shows no version: %s", got)
 		}
 	})
