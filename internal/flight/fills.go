@@ -37,9 +37,10 @@ type Fills[R any] struct {
 	running sync.WaitGroup
 	mu      sync.Mutex // before graph
 	closed  bool
-	byKey   map[string]*Fill[R] // fills that callers can join
-	resting map[string]rest     // refreshes that ended a moment ago, by key
-	empty   atomic.Int64        // fills in byKey whose key was empty: see Filling
+	byKey   map[string]*Fill[R]        // fills that callers can join
+	resting map[string]rest            // refreshes that ended a moment ago, by key
+	most    struct{ fills, rests int } // in these maps: see emptied
+	empty   atomic.Int64               // fills in byKey whose key was empty: see Filling
 
 	aborting context.Context // ends at Abort
 	abort    context.CancelFunc
@@ -163,6 +164,7 @@ func (g *Fills[R]) Refresh(keys, entries []string, start func(of []int, fills []
 func (g *Fills[R]) add(f *Fill[R]) *Fill[R] {
 	f.Begun = time.Now()
 	g.byKey[f.Key] = f
+	g.byKey = emptied(g.byKey, &g.most.fills)
 	if f.empty {
 		g.empty.Add(1)
 	}
@@ -316,6 +318,7 @@ func (g *Fills[R]) end(f *Fill[R], r *R, validFrom Stamp, rest time.Duration) {
 func (g *Fills[R]) forget(f *Fill[R]) {
 	if g.byKey[f.Key] == f {
 		delete(g.byKey, f.Key)
+		g.byKey = emptied(g.byKey, &g.most.fills)
 		if f.empty {
 			g.empty.Add(-1)
 		}
@@ -325,11 +328,13 @@ func (g *Fills[R]) forget(f *Fill[R]) {
 func (g *Fills[R]) rest(f *Fill[R], d time.Duration) {
 	r := rest{f.entry, time.Now().Add(d)}
 	g.resting[f.Key] = r
+	g.resting = emptied(g.resting, &g.most.rests)
 	time.AfterFunc(d, func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		if g.resting[f.Key] == r {
 			delete(g.resting, f.Key)
+			g.resting = emptied(g.resting, &g.most.rests)
 		}
 	})
 }
