@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/maypok86/otter/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
@@ -119,6 +120,70 @@ func ExampleNewLocal() {
 	// <nil>
 	// a slow query for 42
 	// {user 42} <nil>
+}
+
+// A cache is flushed since a page has changed, while the old page is being made. A map and a cache with a loader
+// store that page after the flush, and serve it from then on.
+func ExampleNewLocal_flushDuringLoad() {
+	// during gets a page, which changes while it is made, and then calls flush.
+	during := func(get func(ctx context.Context, key string, load func(context.Context, string) (string, error)) (string, error), flush func()) {
+		ctx, page, making, goOn := context.Background(), "old page", make(chan struct{}), make(chan struct{})
+		made := make(chan struct{})
+		go func() {
+			defer close(made)
+			_, _ = get(ctx, "/", func(context.Context, string) (string, error) {
+				old := page
+				close(making)
+				<-goOn
+				return old, nil
+			})
+		}()
+		<-making
+		page = "new page"
+		flush()
+		close(goOn)
+		<-made
+		fmt.Println(get(ctx, "/", func(context.Context, string) (string, error) { return page, nil }))
+	}
+
+	var mu sync.Mutex
+	pages := make(map[string]string)
+	during(func(ctx context.Context, key string, load func(context.Context, string) (string, error)) (string, error) {
+		mu.Lock()
+		page, ok := pages[key]
+		mu.Unlock()
+		if ok {
+			return page, nil
+		}
+		page, err := load(ctx, key) // not under the mutex, or all pages would wait for this one
+		mu.Lock()
+		defer mu.Unlock()
+		pages[key] = page
+		return page, err
+	}, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		clear(pages)
+	})
+
+	lru := otter.Must(&otter.Options[string, string]{MaximumSize: 10_000})
+	during(func(ctx context.Context, key string, load func(context.Context, string) (string, error)) (string, error) {
+		return lru.Get(ctx, key, otter.LoaderFunc[string, string](load))
+	}, lru.InvalidateAll)
+
+	local, err := singlefill.NewLocal[string]("pages", time.Minute, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer local.Close()
+	during(func(ctx context.Context, key string, load func(context.Context, string) (string, error)) (string, error) {
+		return local.GetOrLoad(ctx, key, load)
+	}, func() { _ = local.Clear(context.Background()) })
+	// Output:
+	// old page <nil>
+	// old page <nil>
+	// new page <nil>
 }
 
 // These options keep a request from waiting long for a server that is down. New sends no command. Its
