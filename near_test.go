@@ -503,6 +503,16 @@ func TestNear_LooksForTheLog(t *testing.T) {
 		if n := rdb.LLen(ctx, "ns:log").Val(); n != 1 {
 			t.Error("the key of another program is gone")
 		}
+
+		looks.Store(0) // a cache that is not closed, of a client that is
+		c = cachetest.NewCacheIn(t, rdb, "ns", &cachetest.Raw)
+		redistest.Must(t, c.Delete(ctx, "k"))
+		redistest.Must(t, c.Delete(ctx, "k"))
+		redistest.Must(t, rdb.Close())
+		time.Sleep(time.Minute)
+		if n := looks.Load(); n > 2 {
+			t.Errorf("%d commands for the log after the client was closed, want one", n-1)
+		}
 	})
 }
 

@@ -35,7 +35,7 @@ var ErrUnknown = errors.New("the reply is not of the server")
 //
 //  1. A silence begins when the first command is sent of those sent since the last answer. An answer ends it. If other
 //     commands are on their way, the next silence begins at that moment. A failure without an answer changes nothing.
-//  2. A goroutine watches a silence. At half of a user's Timeout it pings; a ping that fails at once is sent again. At
+//  2. A watcher watches a silence. At half of a user's Timeout it pings; a ping that fails at once is sent again. At
 //     Timeout, if no ping has been answered and the first one has had a quarter of the time, the line is away for users
 //     with this Timeout or a shorter one: callers that wait are released, and nothing is sent but pings, about a
 //     Timeout apart. They are not regular, or they might miss a server that comes and goes regularly.
@@ -70,9 +70,10 @@ type silence struct {
 	unheard time.Time // when the last ping was sent that has failed
 }
 
-// A watcher is a goroutine that watches a silence.
+// A watcher looks at a silence when something is due. It is a timer, and no goroutine, so it keeps no bubble of a test
+// from ending.
 type watcher struct {
-	wake  chan struct{}   // lets it look again
+	timer *time.Timer
 	pings context.Context // ends with it
 	end   func()
 }
@@ -210,54 +211,43 @@ func (l *Line) abandon() {
 	}
 }
 
-// watch has a goroutine watch a silence to its end.
+// watch begins to watch a silence.
 func (l *Line) watch() {
 	if l.watcher != nil || l.silence.since.IsZero() {
 		return
 	}
 	if at, _ := l.due(); !at.IsZero() {
-		l.watcher = newWatcher()
-		go l.look(l.watcher)
+		l.watcher = newWatcher(time.Until(at), l.look)
 	}
 }
 
-func newWatcher() *watcher {
-	w := &watcher{wake: make(chan struct{}, 1)}
+func newWatcher(after time.Duration, look func()) *watcher {
+	w := &watcher{timer: time.AfterFunc(after, look)}
 	w.pings, w.end = context.WithCancel(context.Background())
 	return w
 }
 
-// nudge lets the watcher look again.
-func (l *Line) nudge() {
-	if l.watcher == nil {
-		return
-	}
-	select {
-	case l.watcher.wake <- struct{}{}:
-	default:
-	}
+func (l *Line) look() {
+	l.Look()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.nudge()
 }
 
-func (l *Line) look(w *watcher) {
-	defer w.end()
-	for {
-		l.mu.Lock()
-		at, _ := l.due()
-		if at.IsZero() {
-			l.watcher = nil
-			l.abandon()
-			l.mu.Unlock()
-			return
-		}
-		l.mu.Unlock()
-		timer := time.NewTimer(time.Until(at))
-		select {
-		case <-timer.C:
-		case <-w.wake:
-			timer.Stop()
-		}
-		l.Look()
+// nudge sets the timer to what is due next, or ends the watch.
+func (l *Line) nudge() {
+	w := l.watcher
+	if w == nil {
+		return
 	}
+	if at, _ := l.due(); !at.IsZero() {
+		w.timer.Reset(time.Until(at))
+		return
+	}
+	w.timer.Stop()
+	w.end()
+	l.watcher = nil
+	l.abandon()
 }
 
 // due returns when to look next, and if the line goes away then, for users with which Timeout. Zero: nothing is owed,

@@ -391,10 +391,9 @@ func TestLine_HeldUp(t *testing.T) {
 		f.set(nil, healthy)
 		u := newUser(l, f, 100*T)
 		u.Timeout = T
-		l.watcher = newWatcher() // which does not run
+		l.watcher = newWatcher(5*T-ms, l.look) // too late
 		go u.call()
 		time.Sleep(5*T - ms)
-		go l.look(l.watcher) // it wakes up too late
 		time.Sleep(T / 4)
 		if l.Away(T) != nil || f.pinged.Load() > 0 {
 			t.Errorf("away: %t, after %d pings", l.Away(T) != nil, f.pinged.Load())

@@ -2,6 +2,7 @@ package near
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -36,11 +37,12 @@ func (l *Log) tell() {
 	l.background(func(closing <-chan struct{}) {
 		for {
 			_, open := pause(time.Until(g.looked.Add(lookEvery)), nil, closing)
-			n, away := g.untold.Load(), l.client.Away(l.key)
-			if g.looked = time.Now(); !away {
-				away = client.Unreachable(l.removeFound())
+			n, err := g.untold.Load(), l.client.Refusal(l.key)
+			if g.looked = time.Now(); err == nil {
+				err = l.removeFound()
 			}
-			if away && !open || !away && g.untold.CompareAndSwap(n, 0) {
+			away := client.Unreachable(err)
+			if away && (!open || errors.Is(err, redis.ErrClosed)) || !away && g.untold.CompareAndSwap(n, 0) {
 				return
 			}
 		}
