@@ -126,7 +126,8 @@ func TestCalls_Commands(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				for _, cmd := range cmds {
-					if cmd.Name() != "hello" && !strings.Contains(cmd.String(), c.Namespace()+":log") { // of connections; and see TestNear_LooksForTheLog
+					// Connections send HELLO. For the log see TestNear_LooksForTheLog.
+					if cmd.Name() != "hello" && !strings.Contains(cmd.String(), c.Namespace()+":log") {
 						got = append(got, cmd.Name())
 					}
 				}

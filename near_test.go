@@ -435,7 +435,8 @@ func TestNearRules_ProcessWithoutNear(t *testing.T) {
 			awaitNear(t, here, "k", load)
 			source = "after " + name
 			redistest.Must(t, do())
-			for begun := time.Now(); time.Since(begun) < 2*time.Second; time.Sleep(50 * time.Millisecond) { // memory is in use
+			// Memory stays in use.
+			for begun := time.Now(); time.Since(begun) < 2*time.Second; time.Sleep(50 * time.Millisecond) {
 				_, _ = here.GetOrLoad(ctx, "k", load)
 			}
 			if v, err := here.GetOrLoad(ctx, "k", load); v != source || err != nil {

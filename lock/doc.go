@@ -77,10 +77,10 @@
 // # What one Redis can promise
 //
 // While the server keeps its data, a mutex never has two holders and a semaphore never has more
-// than size holders, by the server's clock. While processes have different sizes, the largest one counts. Leases are lost by a failover to a lagging replica, a
-// restart without persistence, an eviction and a FLUSHALL. Their holders learn it at the next
-// renewal; other processes may hold the lock before that. Give locks a Redis whose maxmemory-policy
-// is noeviction. This is not Redlock, and more servers do not make it safer.
+// than size holders, by the server's clock. While processes have different sizes, the largest one counts. Leases are
+// lost by a failover to a lagging replica, a restart without persistence, an eviction and a FLUSHALL. Their holders
+// learn it at the next renewal; other processes may hold the lock before that. Give locks a Redis whose
+// maxmemory-policy is noeviction. This is not Redlock, and more servers do not make it safer.
 //
 // # Without Redis
 //
@@ -107,7 +107,8 @@
 //
 // The lock named n uses the key {n}:lock and keys that begin with {n}:lock, all in one slot. Each
 // key has a TTL. Waiters listen on channels whose names begin with {n}:lock, over one connection for
-// all locks of the process on a server; it is closed ten seconds after the last wait. After all leases have been released, two things remain:
+// all locks of the process on a server; it is closed ten seconds after the last wait. After all leases have been
+// released, two things remain:
 //
 //   - the last fence, for a day, some 200 bytes for each name; after a holder that did not release a mutex,
 //     with its token;

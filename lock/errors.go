@@ -39,7 +39,7 @@ var (
 	ErrConflict = errors.New("lock: conflict")
 )
 
-// errForgotten is the error of a release that finds nothing, after one that was not answered: the lease was given
+// errForgotten is the error of a release that finds nothing, after a release without an answer: the lease was given
 // back, and so many others since that the server has forgotten it, or it was lost before.
 var errForgotten = errors.New("it may have been released by a command whose reply was lost")
 

@@ -111,7 +111,7 @@ func TestErrors_Kinds(t *testing.T) {
 // if the last answer was that the lock is busy, the failure if the last command failed, and otherwise that
 // no answer came. It is ErrAmbiguous only if a command was sent.
 func TestErrors_ContextEnds(t *testing.T) {
-	const early, late = 200 * time.Millisecond, 2700 * time.Millisecond // while the first command is in flight, and a later one
+	const early, late = 200 * time.Millisecond, 2700 * time.Millisecond // while the first command, or a later one, runs
 	for _, c := range []struct {
 		what string
 		then fault         // for the first command, or those from one second on

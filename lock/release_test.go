@@ -166,8 +166,8 @@ func TestRelease_NotAnswered(t *testing.T) {
 
 type callKey struct{}
 
-// Release, and an Acquire that gives up, take RedisTimeout at most, also while no connection is free. Then they go on in
-// the background.
+// Release, and an Acquire that gives up, take RedisTimeout at most, also while no connection is free. Then they go on
+// in the background.
 //
 //fault:many-commands
 func TestRelease_BehindALongQueue(t *testing.T) {

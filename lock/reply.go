@@ -30,7 +30,7 @@ type reply struct {
 	ahead     int64         // number of waiters ahead in the queue; -1: unknown
 	lastFence int64         // of the last grant
 	age       time.Duration // of the last grant
-	place     int64         // in the queue; 0: none. Without a queue, 1: it was not among the waiting; 2: that tells nothing
+	place     int64         // in the queue; 0: none. Without a queue, 1: it did not wait before; 2: that tells nothing
 	holder    string        // busy: the token of the holder, or of the waiter that it is kept for
 	places    []int64       // in the queue, of request.others; 0: the attempt has ended
 	expired   []string      // the tokens whose leases ended without a release

@@ -26,7 +26,7 @@ import (
 // a slow server is dead. A lock pings nothing: it relies on what caches learn, and tries by itself when
 // there is none. See TestBreaker_TooSlowForOne, TestBreaker_SharedByHastyAndPatient, TestBreaker_LockAfterTheLastCache.
 
-// away returns the outage of a node for callers as patient as those of c, or nil.
+// away returns the outage of a node for callers as patient as the callers of c, or nil.
 func (c *Client) away(n *node) *line.Outage { return n.line.Away(c.Timeout) }
 
 // refusal returns an error if a node is away. It sends no command.

@@ -122,7 +122,8 @@ func TestBreaker_NobodyWatches(t *testing.T) {
 	})
 }
 
-// A node with an open breaker is not forgotten when the Cluster changes: each new look at it would begin to watch it again.
+// A node with an open breaker is not forgotten when the Cluster changes: each new look at it would begin to watch it
+// again.
 func TestCluster_RemembersDeadNodes(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w := watchMuteCluster(t)

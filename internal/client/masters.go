@@ -31,7 +31,7 @@ type Master struct {
 }
 
 // Layout finds the servers that hold keys of a namespace, through the user's client alone: that may be
-// any type around a client of a Cluster, and such a type may do nothing but route commands by their
+// any type around a client of a Cluster, and that type may do nothing but route commands by their
 // keys.
 func (s *Servers) Layout(ctx context.Context, namespace string) (l Layout, err error) {
 	if l, err = s.masters(ctx, namespace); err != nil {
@@ -112,7 +112,7 @@ func (s *Servers) Changed(ctx context.Context, namespace string, since Layout) (
 func (m Master) movesSlots(ctx context.Context) (bool, error) {
 	cmd := redis.NewStringCmd(ctx, m.args("cluster", "nodes")...)
 	err := m.ask(ctx, cmd)
-	if redis.HasErrorPrefix(err, "This instance has cluster support disabled") { // the slots are the user's: ClusterSlots
+	if redis.HasErrorPrefix(err, "This instance has cluster support disabled") { // the user gave ClusterSlots
 		return false, nil
 	}
 	for line := range strings.Lines(cmd.Val()) {

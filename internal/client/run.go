@@ -118,8 +118,8 @@ func (r *runner[R]) run(ctx context.Context, end time.Time, some []int) (tries [
 	return tries, sent
 }
 
-// failureOf returns the error of a pipeline, and of which command it is: a refusal, which shows that the server answers,
-// before other errors.
+// failureOf returns the error of a pipeline, and of which command it is: a refusal, which shows that the server
+// answers, before other errors.
 func failureOf[R any](tries []try[R]) (first int, err error) {
 	for i := range tries {
 		switch why := tries[i].Err; {

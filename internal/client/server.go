@@ -52,8 +52,8 @@ type clientAddr struct {
 	addr uintptr
 }
 
-// serverOf returns the server behind rdb, which may be a node of a Cluster. A client that is not a pointer gets a new server for each
-// user, since equal clients cannot be recognized.
+// serverOf returns the server behind rdb, which may be a node of a Cluster. A client that is not a pointer gets a new
+// server for each user, since equal clients cannot be recognized.
 func serverOf(rdb redis.UniversalClient, cluster *redis.ClusterClient) *server {
 	v := reflect.ValueOf(rdb)
 	if v.Kind() != reflect.Pointer {
@@ -129,14 +129,14 @@ func atMost(size, active int) int {
 }
 
 // Ping asks the server for an answer, for its [line.Line]. It does not queue at the gate, which the silence may have
-// blocked. A node of a Cluster that has started again says CLUSTERDOWN for a while, but not to a PING: it is asked for a
-// key. A node that has lost the key serves others.
+// blocked. A node of a Cluster that has started again says CLUSTERDOWN for a while, but not to a PING: it is asked for
+// a key. A node that has lost the key serves others.
 //
-// After a black hole all connections are dead. Each ping would take one of them, and then each caller one more. So while
-// the server is away, each connection that lies idle is tried by the way, through a clone of the client: a connection
-// over which no answer comes leaves the pool when the time is over, whatever the user's options. A connection outside of
-// the pool would tell less: whether callers get an answer depends on the pool. See TestPing_DeadConnections,
-// TestPool_InUse.
+// After a black hole all connections are dead. Each ping would take one of them, and then each caller one more. So
+// while the server is away, each connection that lies idle is tried by the way, through a clone of the client: a
+// connection over which no answer comes leaves the pool when the time is over, whatever the user's options. A
+// connection outside of the pool would tell less: whether callers get an answer depends on the pool. See
+// TestPing_DeadConnections, TestPool_InUse.
 func (s *server) Ping(ctx context.Context, key string, away bool) error {
 	if s.cluster != nil {
 		if master, err := s.cluster.MasterForKey(ended, key); err == nil && redis.UniversalClient(master) != s.rdb {

@@ -327,7 +327,8 @@ func TestWait_OnlyPingsAnswered(t *testing.T) {
 	for _, bounded := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			m, _ := redistest.StartMini(t)
-			m.Server().SetPreHook(func(_ *miniserver.Peer, cmd string, _ ...string) bool { return cmd == "GET" }) // without a reply
+			// A GET gets no reply.
+			m.Server().SetPreHook(func(_ *miniserver.Peer, cmd string, _ ...string) bool { return cmd == "GET" })
 			rdb := redistest.NewMiniClient(t, m, func(o *redis.Options) { o.ContextTimeoutEnabled = bounded })
 			w := watch(t, rdb, timeout)
 			w.node.alone.size = 1

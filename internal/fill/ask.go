@@ -34,7 +34,7 @@ func (x *set) begin(ctx context.Context) state {
 	}
 	first := x.fills[0] // the awaited load takes as long as the loads of its key
 	x.wait = wait.New(x.times.Estimate(first.key, first.old.Entry.LoadTime))
-	x.wait.Eager = x.from.Anew // a poll proves to the callers that came before it: the awaited load ends after their calls
+	x.wait.Eager = x.from.Anew // a poll proves to earlier callers that the awaited load ends after their calls
 	return asking
 }
 
@@ -227,7 +227,8 @@ func (x *set) worthAsking(f *filling, err error) bool {
 }
 
 // unreached is called when Redis did not answer: the source serves the callers. A refresh without callers ends, and
-// a fill that only brings a newer value ends, too, since that could not be stored: callers that need a value join again.
+// a fill that only brings a newer value ends, too, since that could not be stored: callers that need a value join
+// again.
 func (x *set) unreached(ctx context.Context, f *filling) state {
 	f.away = f.reply.Err
 	switch {
@@ -355,8 +356,8 @@ const (
 	// queuedPoll is the time between two polls of all queued fills of this cache together.
 	queuedPoll = 250 * time.Millisecond
 
-	// hastyPoll is the time between two polls of a set, for each of its keys, when keys have been invalidated or callers
-	// have left: a key may have been Set.
+	// hastyPoll is the time between two polls of a set, for each of its keys, when keys have been invalidated or
+	// callers have left: a key may have been Set.
 	hastyPoll = 10 * time.Millisecond
 )
 

@@ -39,10 +39,10 @@ type Source struct {
 	Anew   bool // load although the key holds a value, unless a newer value arrives; and not without Redis
 }
 
-// Join joins the fills of keys, or starts fills, which load together. found returns what the call has found for waits[i],
-// which is not changed any more; it is called only for a fill that starts. A fill has a detached context, and goes on when
-// all callers have left: impatient callers of a slow source would keep its key cold for ever, and other processes would
-// wait for a load that never succeeds.
+// Join joins the fills of keys, or starts fills, which load together. found returns what the call has found for
+// waits[i], which is not changed any more; it is called only for a fill that starts. A fill has a detached context, and
+// goes on when all callers have left: impatient callers of a slow source would keep its key cold for ever, and other
+// processes would wait for a load that never succeeds.
 func (f *Filler) Join(ctx context.Context, call *flight.Caller, waits []*flight.Waiter[Result],
 	found func(i int) *value.Lookup, from Source) {
 	f.Fills.Join(call, waits, func(of []int, fills []*flight.Fill[Result]) (run func(*flight.Load)) {
@@ -171,8 +171,8 @@ func without(fills []*filling, moved map[*filling]bool) []*filling {
 }
 
 // leave is what the goroutine of a set does last, also if a function of the user has panicked or called
-// runtime.Goexit: then the state is still the state of the turn. This is the outcome of a Loader, and the set goes on in another
-// goroutine. If a function has called runtime.Goexit for one fill, the other fills go on.
+// runtime.Goexit: then the state is still the state of the turn. This is the outcome of a Loader, and the set goes on
+// in another goroutine. If a function has called runtime.Goexit for one fill, the other fills go on.
 func (x *set) leave(ctx context.Context, s *state) {
 	switch *s {
 	case elsewhere:

@@ -32,7 +32,7 @@ type running struct {
 func (r *running) claim() bool { return r.returned.CompareAndSwap(false, true) }
 
 // setEnded ends the renewals with the last set. Until then a value is being encoded or stored, which may take longer
-// than LockTTL: other processes would load meanwhile, and Redis would refuse the value.
+// than LockTTL: other processes would load in the same time, and Redis would refuse the value.
 func (r *running) setEnded() {
 	if r.sets.Add(-1) == 0 {
 		r.stop()
@@ -159,7 +159,8 @@ func (x *set) callUser(ctx context.Context) {
 func (r *running) judge() {
 	for len(r.outcomes) < len(r.fills) {
 		o := r.outcomeOf(r.fills[len(r.outcomes)].key)
-		o.Passing = o.Passing || o.Err != nil && r.context.Err() != nil // whatever the Loader makes of the end of its context
+		// A failure after the end of its context is passing, whatever the Loader makes of that end.
+		o.Passing = o.Passing || o.Err != nil && r.context.Err() != nil
 		r.outcomes = append(r.outcomes, o)
 	}
 }

@@ -245,7 +245,8 @@ func TestSet_GoexitOfUnmarshal(t *testing.T) {
 		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{
 			Codec: cachetest.BadCodec{Codec: singlefill.Raw, OnUnmarshal: func(any) error { runtime.Goexit(); return nil }},
 		})
-		go func() { _, _ = c.GetOrLoadMany(t.Context(), []string{"a", "b", "c"}, loadAll) }() // reads b, and so ends its goroutine
+		// The call reads b, and so ends its goroutine.
+		go func() { _, _ = c.GetOrLoadMany(t.Context(), []string{"a", "b", "c"}, loadAll) }()
 		synctest.Wait()
 		begun := time.Now()
 		got, err := there.GetOrLoadMany(t.Context(), []string{"a", "c"}, loadAll)

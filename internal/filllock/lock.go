@@ -344,8 +344,9 @@ func (l *Lock) Release(v ReleaseNote) Act {
 func (l *Lock) Late() time.Time { return l.late }
 
 // Abandon gives up an attempt whose outcome is unknown: it releases the lock if the attempt has taken it.
-// A command of it that is still in transit is to be late by now, or Abandon is to be repeated then. If the clock of the server has been set back
-// since, the server refuses it for the TTL of the lock, unless another attempt uses the lock in between.
+// A command of it that is still in transit is to be late by now, or Abandon is to be repeated then. If the clock of the
+// server has been set back since, the server refuses it for the TTL of the lock, unless another attempt uses the lock
+// in between.
 //
 // Abandon writes to a lock that is free. The command that it gives up may arrive after it, and
 // would take the lock for LockTTL without a load if the clock of the server was set back. See

@@ -193,7 +193,8 @@ func (l *Lock) watchAbandon(ctx context.Context, tx *redis.Tx) (func(redis.Pipel
 		return func(p redis.Pipeliner) { p.Del(ctx, l.Keys.Lock) }, true, nil
 	case record == "":
 		return func(p redis.Pipeliner) { p.SetNX(ctx, l.Keys.Lock, "X"+l.token, l.ttl) }, false, nil
-	case state == "F" || state == "X": // a transaction of this attempt that has seen the same record fails once it is touched
+	case state == "F" || state == "X":
+		// A transaction of this attempt that has seen the same record fails once the record is touched.
 		left, err := tx.PTTL(ctx, l.Keys.Lock).Result()
 		if err != nil || left < time.Millisecond {
 			return nil, false, err

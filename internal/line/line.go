@@ -43,8 +43,8 @@ var ErrUnknown = errors.New("the reply is not of the server")
 //  4. A watcher that wakes up too late was held up, with this process. Answers may be about to arrive. It begins
 //     to measure again, unless the line is away: then it pings.
 //
-// So a request that asks several caches in turn waits for a silent server once, and a restart of the server, which fails
-// many commands quickly, sends no caller away.
+// So a request that asks several caches in turn waits for a silent server once, and a restart of the server, which
+// fails many commands quickly, sends no caller away.
 type Line struct {
 	server Server
 
@@ -119,8 +119,8 @@ func (l *Line) Leave(u *User) {
 	l.nudge()
 }
 
-// Send notes that a command is sent at a time. It returns when the silence began in which it is sent, and a channel that
-// is closed when the line goes away, perhaps only for users with less time.
+// Send notes that a command is sent at a time. It returns when the silence began in which it is sent, and a channel
+// that is closed when the line goes away, perhaps only for users with less time.
 func (l *Line) Send(key string, at time.Time) (since time.Time, opened <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -199,8 +199,9 @@ func (u *user) calls(callers int, pause, until time.Duration) (slowest time.Dura
 	return slowest
 }
 
-// No call takes longer than its Timeout. The line goes away one Timeout after the first command that is not answered, if
-// no ping is answered either, and is back as soon as a ping is: at a thaw, or by the next one, if the last has failed just before.
+// No call takes longer than its Timeout. The line goes away one Timeout after the first command that is not answered,
+// if no ping is answered either, and is back as soon as a ping is: at a thaw, or by the next one, if the last has
+// failed just before.
 func TestLine(t *testing.T) {
 	const end = 12 * time.Second
 	late := T * 5 / 4 // between two pings
@@ -331,8 +332,8 @@ func TestLine_UsersComeAndGo(t *testing.T) {
 	})
 }
 
-// The line is away for users that have waited for their own Timeout, and for more patient users when theirs is over, too.
-// An answer ends it for all.
+// The line is away for users that have waited for their own Timeout, and for more patient users when theirs is over,
+// too. An answer ends it for all.
 func TestLine_TimeoutsDiffer(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Line, f *fake) {
 		f.set(frozen(10*T), frozen(10*T))
@@ -359,7 +360,7 @@ func TestLine_TimeoutsDiffer(t *testing.T) {
 	})
 }
 
-// A server that is too slow for a hasty user is there for a patient one, whether that one asks or not.
+// A server that is too slow for a hasty user is there for a patient one, whether the patient one asks or not.
 func TestLine_TooSlowForOne(t *testing.T) {
 	for _, asks := range []bool{false, true} {
 		t.Run(fmt.Sprint("asks: ", asks), func(t *testing.T) {

@@ -41,7 +41,7 @@ var errNoServer = errors.New("a local client has no server")
 // A hook executes commands in place of sending them.
 //
 // go-redis asks a hook for its functions when it is added to a client, and again for each [redis.Tx] when that
-// begins: a Tx has functions of its own.
+// begins: a Tx has other functions.
 type hook struct {
 	store *store
 	added bool

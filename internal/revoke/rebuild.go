@@ -77,7 +77,7 @@ func (r *rebuild) run(ctx context.Context) error {
 	kept := make(chan struct{})
 	go func() {
 		defer close(kept)
-		filllock.Keep(keeping, []*filllock.Lock{lock}, nil, func(*filllock.Lock) {}) // a second rebuild would do no harm
+		filllock.Keep(keeping, []*filllock.Lock{lock}, nil, func(*filllock.Lock) {}) // a second rebuild does no harm
 	}()
 	defer func() {
 		stop()

@@ -106,7 +106,7 @@ func readFrom[R any](ctx context.Context, r *rebuild, values []*storedValue,
 			for i, v := range values {
 				takes[i] = send(p, v.valueKey)
 			}
-			p.Del(ctx, values[0].valueKey+":none") // a write, though of nothing: a replica may be behind, and must not answer
+			p.Del(ctx, values[0].valueKey+":none") // a write of nothing, so that no replica answers: it may be behind
 		})
 		replies = make([]client.Reply[R], len(values))
 		for i := range values {

@@ -16,7 +16,7 @@
 --           number = what is left of the holder's lease, ms
 --           ahead  = 0 if this attempt has the reservation, -1 if not
 --           last   = the last fence; age = time since its grant, µs
---           added  = 1 if this attempt is among the waiting, and was not before; 2: so many wait that this tells nothing
+--           added  = 1 if this attempt is among the waiting, and was not before; 2: too many wait to tell
 --           holder = its token
 --   {kept, number, ahead, last, age, added, waiter} the mutex is free, and reserved for another waiter
 --           number = what is left of the reservation, ms

@@ -17,7 +17,7 @@
 --           number = what is left of the lease that ends next, ms
 --           ahead  = 0 if this attempt has the reservation, -1 if not
 --           last   = the last fence; age = time since its grant, µs
---           added  = 1 if this attempt is among the waiting, and was not before; 2: so many wait that this tells nothing
+--           added  = 1 if this attempt is among the waiting, and was not before; 2: too many wait to tell
 --           holder = the token of that lease
 --   {kept, number, ahead, last, age, added, waiter, expired…} the only free place is reserved for another waiter
 --           number = what is left of the reservation, ms

@@ -249,7 +249,7 @@ func TestPool_FrozenServer(t *testing.T) {
 		callers.Go(func() { c.WantValue(fmt.Sprint(i)) })
 	}
 	callers.Wait()
-	redistest.Await(t, "a command has failed", func() bool { return c.Log.ErrorCount() > 0 }) // which its caller has left
+	redistest.Await(t, "a command that its caller has left has failed", func() bool { return c.Log.ErrorCount() > 0 })
 	if told := fmt.Sprint(c.Log.Errors()); strings.Contains(told, "connection of the pool was free") {
 		t.Errorf("told %s, want errors that do not blame other commands", told)
 	}

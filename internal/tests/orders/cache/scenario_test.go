@@ -105,8 +105,8 @@ func newScenario(w *schedule.World, opts singlefill.Options[string]) *scenario {
 	return s
 }
 
-// aside reports whether a command asks what no other command changes, or is about keys that no other call touches: those
-// that Clear plants, and the log of processes with memory, of which there is none.
+// aside reports whether a command asks what no other command changes, or is about keys that no other call touches:
+// those that Clear plants, and the log of processes with memory, of which there is none.
 func aside(args []string) bool {
 	own := func(arg string) bool {
 		return strings.HasPrefix(arg, "ns:{%check:") || strings.HasPrefix(arg, "ns:log")
