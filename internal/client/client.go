@@ -109,8 +109,9 @@ type call struct {
 	node   *node
 	sent   time.Time
 	gate   *gate
-	group  *group          // with which it is sent, or nil
-	opened <-chan struct{} // closed when its caller is to leave, perhaps; nil: it stays
+	group  *group             // with which it is sent, or nil
+	opened <-chan struct{}    // closed when its caller is to leave, perhaps; nil: it stays
+	cancel context.CancelFunc // ends its context before its time
 }
 
 // Do runs one command or pipeline on the node of key, for at most c.Timeout from when it can be
@@ -243,21 +244,18 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 	}
 	group, shared := call.group, n.limit.next(call.sent, c.Timeout)
 	since := call.depart()
+	var bounded context.Context
+	bounded, call.cancel = c.bound(ctx, shared, what.Within)
 	if c.traits.bounded && !queues && !endsWithin(ctx, what.Within) && !since.Before(shared.begun) {
 		answered := false
 		n.using.Add(1)
 		defer func() { n.using.Add(-1); call.leave(answered) }()
-		bounded, cancel := c.bound(ctx, shared, what.Within)
-		defer cancel()
 		r, err := run(bounded, group)
 		err = n.Explain(err, what.Within)
 		answered = c.observe(ctx, call, err)
 		return r, call.sent, err
 	}
-	bounded, cancel := c.bound(ctx, shared, what.Within)
-	leave := call.leave
-	done := func(answered bool) { cancel(); leave(answered) }
-	r, err = runAsync(ctx, call, bounded, done, func(ctx context.Context) (R, error) { return run(ctx, group) })
+	r, err = runAsync(ctx, call, bounded, call.leave, func(ctx context.Context) (R, error) { return run(ctx, group) })
 	return r, call.sent, err
 }
 
@@ -273,6 +271,9 @@ func (call *call) depart() (since time.Time) {
 
 // leave leaves the gate. Commands that are sent together leave together, by themselves.
 func (call call) leave(answered bool) {
+	if call.cancel != nil {
+		call.cancel()
+	}
 	switch many := call.node.many; {
 	case call.group != nil:
 	case call.gate == &many.gate:

@@ -48,12 +48,13 @@ func (c *Client) get(ctx context.Context, what *Command, ahead redis.Cmder) (dat
 		}
 	}
 	shared := n.limit.next(call.sent, c.Timeout)
-	bounded, cancel := c.bound(ctx, shared, what.Within)
 	group, since := call.group, call.depart()
+	var bounded context.Context
+	bounded, call.cancel = c.bound(ctx, shared, what.Within)
 	if c.traits.bounded && !endsWithin(ctx, what.Within) && !since.Before(shared.begun) {
 		answered := false
 		n.using.Add(1)
-		defer func() { n.using.Add(-1); call.leave(answered); cancel() }()
+		defer func() { n.using.Add(-1); call.leave(answered) }()
 		if err = c.process(bounded, p, group); err == nil {
 			data, err = cmd.Bytes()
 		}
@@ -61,8 +62,7 @@ func (c *Client) get(ctx context.Context, what *Command, ahead redis.Cmder) (dat
 		answered = c.observe(ctx, call, err)
 		return data, call.sent, err
 	}
-	leave := call.leave
-	data, err = runAsync(ctx, call, bounded, func(answered bool) { cancel(); leave(answered) }, func(ctx context.Context) ([]byte, error) {
+	data, err = runAsync(ctx, call, bounded, call.leave, func(ctx context.Context) ([]byte, error) {
 		if err := c.process(ctx, p, group); err != nil {
 			return nil, err
 		}

@@ -82,8 +82,8 @@ func TestRunAll_PartNotAnswered(t *testing.T) {
 	})
 }
 
-// RunAll repeats the calls that are not answered, and no other ones. A call that may have been executed is repeated only
-// if it may be executed twice.
+// RunAll repeats the calls that are not answered, and no other ones. A call that may have been executed is repeated
+// only if it may be executed twice.
 func TestRunAll_Repeats(t *testing.T) {
 	for again, want := range map[Again][]string{
 		Always:   {"[0 1 2 3]", "[1 3]", "[3]"},

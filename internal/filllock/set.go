@@ -19,8 +19,9 @@ var setScript = newScript(setLua)
 
 // A Set writes an entry, and invalidates a running load, in one step on the server.
 //
-// It is sent again only if it has certainly not been executed. After a lost reply a second copy could bring back a value
-// that another process has seen, and deleted. So the client looks for the entry: see settle and TestSet_LostReply.
+// It is sent again only if it has certainly not been executed. After a lost reply a second copy could bring back a
+// value that another process has seen, and deleted. So the client looks for the entry: see settle and
+// TestSet_LostReply.
 type Set struct {
 	Pair
 	Data []byte

@@ -159,8 +159,8 @@ func (s *Space) RemoveValues(ctx context.Context, values []string) error {
 }
 
 // removeAll runs a command for each lock, in one pipeline. A command that has removed as many keys as
-// it was given has removed the lock: those that wait for it are woken. So are those that wait for any of the locks after
-// a try without an answer, which may have removed it.
+// it was given has removed the lock: those that wait for it are woken. After a try without an answer, which may have
+// removed the locks, those that wait for any of them are.
 func (s *Space) removeAll(ctx context.Context, locks []string, keys int64,
 	remove func(lock int) *redis.IntCmd) error {
 	what := client.Command{Op: clearing, Key: locks[0], Within: s.keys.client.Timeout, Again: client.Always}

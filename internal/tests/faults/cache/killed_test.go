@@ -82,8 +82,8 @@ func TestCache_KilledConnections(t *testing.T) {
 	}
 }
 
-// A Set whose reply is lost is not sent again: another process may have seen its value, and have deleted it. If the value
-// is still there, the Set is done. Otherwise the key is deleted, and the error says so.
+// A Set whose reply is lost is not sent again: another process may have seen its value, and have deleted it. If the
+// value is still there, the Set is done. Otherwise the key is deleted, and the error says so.
 //
 //fault:lost-reply
 func TestSet_LostReply(t *testing.T) {
