@@ -11,7 +11,7 @@ import (
 // Each calls do with each tag that has an index, and with the number of its keys: values that have ended may
 // still count. A tag may come twice.
 func (x *Index) Each(ctx context.Context, do func(tag string, keys int64)) error {
-	for number := range books {
+	for number := range bookCount {
 		for cursor := uint64(0); ; {
 			next, err := x.eachOf(ctx, number, cursor, do)
 			if err != nil {

@@ -32,7 +32,7 @@ type state struct {
 	ended  []string        // fields to drop
 }
 
-func (x *Index) readState(ctx context.Context, tx *redis.Tx, p page) (s state, err error) {
+func (x *books) readState(ctx context.Context, tx *redis.Tx, p page) (s state, err error) {
 	book := x.book(p.book)
 	fields := []string{"e", "n", "f", "k"}
 	for _, t := range p.tags {
@@ -96,7 +96,7 @@ func number(field string) int64 {
 	return n
 }
 
-func (x *Index) watched(p page) []string {
+func (x *books) watched(p page) []string {
 	keys := []string{x.book(p.book)}
 	for _, t := range p.tags {
 		keys = append(keys, x.index(t.tag))
@@ -122,7 +122,7 @@ func (s *state) begin(ctx context.Context, p redis.Pipeliner, book string) (epoc
 	return epoch
 }
 
-func (x *Index) watchNote(ctx context.Context, p page, since string) (epoch string, err error) {
+func (x *books) watchNote(ctx context.Context, p page, since string) (epoch string, err error) {
 	const grace = time.Minute
 	book := x.book(p.book)
 	_, err = client.Watch(ctx, x.client.Redis, x.watched(p), func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
@@ -147,8 +147,8 @@ func (x *Index) watchNote(ctx context.Context, p page, since string) (epoch stri
 					q.ZRem(ctx, index, s.gone[i]...)
 				}
 				for _, key := range t.keys {
-					life = max(life, x.noted(key))
-					q.ZAddGT(ctx, index, redis.Z{Score: float64(s.now + x.noted(key).Milliseconds()), Member: key.Key})
+					life = max(life, x.noted(key.Life))
+					q.ZAddGT(ctx, index, redis.Z{Score: float64(s.now + x.noted(key.Life).Milliseconds()), Member: key.Key})
 				}
 				q.PExpire(ctx, index, max(s.lives[i], life+grace)) // the removal may have emptied it
 				q.HSet(ctx, book, "t"+t.tag, max(s.ends[i], s.now+life.Milliseconds()))
@@ -162,7 +162,7 @@ func (x *Index) watchNote(ctx context.Context, p page, since string) (epoch stri
 	return epoch, err
 }
 
-func (x *Index) watchMark(ctx context.Context, p page, history string) (m markReply, err error) {
+func (x *books) watchMark(ctx context.Context, p page, history string) (m markReply, err error) {
 	book := x.book(p.book)
 	_, err = client.Watch(ctx, x.client.Redis, x.watched(p), func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
 		s, err := x.readState(ctx, tx, p)
