@@ -110,7 +110,8 @@ func settle(ctx context.Context, c *client.Client, sent time.Time, sets []Set, e
 			for i, s := range sets {
 				headers[i] = p.GetRange(ctx, s.Value, 0, entry.HeaderLen-1)
 			}
-			p.Del(ctx, sets[0].Value+":none") // a write, though of nothing: a replica may be behind, and must not answer
+			// A write, though of nothing: a replica may be behind, and must not answer.
+			p.Del(ctx, sets[0].Value+":none")
 		})
 		for i, header := range headers {
 			if err := header.Err(); err != nil && !client.WrongType(err) {

@@ -47,9 +47,9 @@ type pass struct {
 	do      func(ctx context.Context, keys []string) error
 }
 
-// sweep removes the locks, and then calls do with all values, a few at a time. It clears if do removes them. A load that
-// held its lock when sweep began has lost it after the first pass, and its value is refused; or it has stored its value
-// before the second pass began. That pass finds it, since a SCAN returns each key that exists from its beginning
+// sweep removes the locks, and then calls do with all values, a few at a time. It clears if do removes them. A load
+// that held its lock when sweep began has lost it after the first pass, and its value is refused; or it has stored its
+// value before the second pass began. That pass finds it, since a SCAN returns each key that exists from its beginning
 // to its end. With a single pass, or in the other order, a load could turn its lock into a value
 // behind the cursor.
 //

@@ -25,7 +25,8 @@ func (x *books) prove(ctx context.Context, number int) (string, error) {
 		return "", err
 	}
 	book := x.book(number)
-	epoch, err := x.change(ctx, book, func(p redis.Pipeliner, try string) { // marks may have been made since an earlier try
+	// Marks may have been made since an earlier try.
+	epoch, err := x.change(ctx, book, func(p redis.Pipeliner, try string) {
 		p.Unlink(ctx, book)
 		p.HSet(ctx, book, "e", try, "n", 0)
 	})

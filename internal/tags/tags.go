@@ -25,8 +25,8 @@
 // Members leave an index when their values have ended, whatever has become of the values before. Set is
 // right without a proof: a Set at the same time as an invalidation may come before or after it.
 //
-// What is lost is found out by an epoch, which each book is given at its birth, by another replication ID, and by indexes that are gone
-// although the book says that values have their tags. The tags are then read from the values:
+// What is lost is found out by an epoch, which each book is given at its birth, by another replication ID, and by
+// indexes that are gone although the book says that values have their tags. The tags are then read from the values:
 //
 //  1. begin new books ([Index.Prove]);
 //  2. remove the locks: a load whose note is lost is not stored;
