@@ -20,7 +20,7 @@ import (
 // So while other commands are on their way and none has been answered, it gets a goroutine, as
 // without the option. A command is not repeated while the server is away, and not sent if its caller asks for
 // that (Spared). See TestBreaker_OpensForThoseThatWait, TestBreaker_OpensBeforeTheCommand,
-// TestReachable_BreakerOpens, TestBreaker_FirstRequests, TestServer_SilentForAnyCall.
+// TestBreaker_FirstRequests, TestServer_SilentForAnyCall.
 //
 // Caches may differ in how long they wait. A cache with a short RedisTimeout does not make a patient cache believe that
 // a slow server is dead. A lock pings nothing: it relies on what caches learn, and tries by itself when

@@ -38,57 +38,6 @@ func TestBreaker_PanickingTrace(t *testing.T) {
 	})
 }
 
-// Reachable depends on a command that is sent after the call. Callers that have called before that share
-// the command. If the breaker opens before, nothing is known.
-func TestReachable(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		m, rdb := redistest.StartMini(t)
-		w := watch(t, rdb, timeout)
-		m.SetError(loading)
-		w.openBreaker()
-		m.SetError("")
-		if !w.Reachable(t.Context(), "k", time.Now()) {
-			t.Error("not reachable, with the breaker open and the server there")
-		}
-		m.SetError(loading)
-		if w.Reachable(t.Context(), "k", time.Now()) {
-			t.Error("reachable while it is loading")
-		}
-		m.SetError("NOPERM this user has no permissions")
-		if !w.Reachable(t.Context(), "k", time.Now()) {
-			t.Error("a refusal is an answer")
-		}
-	})
-	synctest.Test(t, func(t *testing.T) {
-		w := watch(t, mute(t), timeout)
-		ask := func(after time.Duration, want bool) {
-			begun := time.Now()
-			if got := w.Reachable(t.Context(), "k", time.Now()); got != want || time.Since(begun) != after {
-				t.Errorf("reachable: %t after %v, want %t after %v", got, time.Since(begun), want, after)
-			}
-		}
-		var wg sync.WaitGroup
-		wg.Go(func() { ask(timeout, false) })
-		time.Sleep(timeout / 3)
-		for range 100 { // the command was sent before these calls
-			wg.Go(func() { ask(timeout*2/3, true) })
-		}
-		time.Sleep(timeout / 3)
-		for range 100 {
-			wg.Go(func() { ask(timeout/3, true) })
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), timeout/10)
-		defer cancel()
-		if !w.Reachable(ctx, "k", time.Now()) || ctx.Err() == nil {
-			t.Error("a caller that has left knows that the server cannot be reached")
-		}
-		wg.Wait()
-		if n := w.failures("ping"); n != 1 {
-			t.Errorf("%d commands, want 1", n)
-		}
-	})
-}
-
 // A failure of a command that was sent before the last answer counts for nothing, whatever pings have found since.
 func TestBreaker_FailureBeforeAnAnswer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -199,51 +148,6 @@ func TestBreaker_OpensBeforeTheCommand(t *testing.T) {
 	})
 }
 
-// A caller that leaves while it waits for the ping of another does not keep later callers from asking.
-func TestReachable_CallerLeaves(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		w := watch(t, mute(t), timeout)
-		ask := func(leaves time.Duration) (asked bool) {
-			ctx, cancel := context.WithTimeout(t.Context(), leaves)
-			defer cancel()
-			return !w.Reachable(ctx, "k", time.Now())
-		}
-		var wg sync.WaitGroup
-		wg.Go(func() { ask(timeout * 2) })
-		time.Sleep(timeout / 3)
-		if ask(timeout / 3) {
-			t.Error("asked, while the ping of another was on its way")
-		}
-		wg.Wait()
-		synctest.Wait()
-		if !ask(timeout * 2) {
-			t.Error("no ping was sent")
-		}
-	})
-}
-
-// The opening breaker releases those, too, that wait for the ping of another caller.
-func TestReachable_BreakerOpens(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		w := watch(t, mute(t), timeout)
-		begun := time.Now()
-		var wg sync.WaitGroup
-		wg.Go(func() { _ = w.get(t.Context()) })
-		for range 5 {
-			time.Sleep(timeout / 10)
-			wg.Go(func() {
-				if !w.Reachable(t.Context(), "k", time.Now()) {
-					t.Error("no ping sent after the call has been waited for")
-				}
-			})
-		}
-		wg.Wait()
-		if took := time.Since(begun); took > timeout {
-			t.Errorf("released after %v", took)
-		}
-	})
-}
-
 // The end of a cache waits for one probe, its own or another cache's.
 func TestBreaker_ClosedDuringAProbe(t *testing.T) {
 	t.Parallel()
@@ -287,26 +191,6 @@ func TestBreaker_SlowPing(t *testing.T) {
 	}
 }
 
-// A ping that was sent before an answer opens nothing.
-func TestBreaker_OnlyPings(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		w := watch(t, mute(t), timeout)
-		var pings sync.WaitGroup
-		for range 2 { // the first one fails in between
-			pings.Go(func() { w.Reachable(t.Context(), "k", time.Now()) })
-			time.Sleep(timeout * 9 / 10)
-			_ = w.do(nil)
-			time.Sleep(timeout * 2 / 10)
-			_ = w.do(nil)
-		}
-		time.Sleep(timeout * 9 / 10)
-		if w.Away("k") {
-			t.Error("open after less silence than a command may take")
-		}
-		pings.Wait()
-	})
-}
-
 // A ping of a hasty cache, which takes it soon for unanswered, opens no breaker for a patient one, whose command was
 // sent before the last answer.
 func TestBreaker_HastyPing(t *testing.T) {
@@ -347,15 +231,12 @@ func distant(t *testing.T, away time.Duration) *redis.Client {
 	return rdb
 }
 
-// The breaker of a node of a Cluster stays open until the node answers: also if a ping has opened it, and if
-// the Client has forgotten in between what it knew of the node.
+// The breaker of a node of a Cluster stays open until the node answers: also if the Client has forgotten in between what
+// it knew of the node.
 func TestCluster_SilentNode(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(w *watcher){
-		"opened by pings": func(w *watcher) {
-			_ = w.Reachable(context.Background(), "k", time.Now())
-			synctest.Wait()
-		},
+		"known": (*watcher).openBreaker,
 		"forgotten": func(w *watcher) {
 			w.openBreaker()
 			w.nodes.of.Clear()
@@ -455,12 +336,12 @@ func TestCluster_FrozenNode(t *testing.T) {
 		if away := w.Away(key); away != dead(key) || away != (w.Refusal(key) != nil) {
 			t.Errorf("away %t, refusal %v, of a key on the dead node: %t", away, w.Refusal(key), dead(key))
 		}
-		if !dead(key) && !w.Reachable(t.Context(), key, time.Now()) {
+		if !dead(key) && !w.answers(key) {
 			t.Error("a living node is not reachable")
 		}
 	}
 	redistest.Await(t, "the frozen node is not reachable", func() bool { // at once, unless a probe is on its way
-		return !w.Reachable(t.Context(), keys[0], time.Now())
+		return !w.answers(keys[0])
 	})
 	frozen.Thaw()
 	redistest.Await(t, "the breaker closes", func() bool { return !w.AnyAway() })

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -10,7 +9,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/line"
 	"github.com/singlefill/singlefill/internal/wake"
 )
@@ -183,60 +181,6 @@ func (c *Client) Close() {
 
 // Shared returns a value that is equal for all Clients of one user's client. It keeps nothing alive.
 func (c *Client) Shared() any { return weak.Make(c.node.server) }
-
-// Unanswered reports whether the node of key has not answered a command that was sent after a time.
-func (c *Client) Unanswered(key string, after time.Time) bool {
-	return c.nodeOf(key).line.Unanswered(after, c.least())
-}
-
-// Reachable asks the node of key for an answer now, even while its breaker is open. It returns false only if the node
-// did not answer a command sent after a time: the time of the call, or an earlier time. If ctx ends first, or the
-// breaker opens, it returns true. Concurrent callers share a command. A caller that has waited for the command of
-// others does not ask while the breaker is open.
-func (c *Client) Reachable(ctx context.Context, key string, after time.Time) bool {
-	n := c.nodeOf(key)
-	err := c.reach(ctx, n, after)
-	return ctx.Err() != nil || !Unreachable(err) || errors.Is(err, ErrAway) && !n.line.Unanswered(after, c.least())
-}
-
-var errSilent = errors.New("no answer to a ping")
-
-// reach pings a node, unless a ping sent after a time has shown that it does not answer. The callers that have
-// waited for a ping to be sent share its outcome. After the ping of another a caller sends none if the node is away.
-func (c *Client) reach(ctx context.Context, n *node, after time.Time) error {
-	if n.line.Unanswered(after, c.least()) {
-		return errSilent
-	}
-	turn := &flight.Turn[error]{Key: c.Timeout.String()}
-	turns := []*flight.Turn[error]{turn}
-	n.pings.Arrive(turns)
-	defer n.pings.End(turns) // also if a hook of the user's client panics
-	waits := !turn.Held()
-	if waits {
-		if err := n.pings.Await(ctx, turns); err != nil {
-			return err
-		}
-	}
-	if turn.Found != nil {
-		return *turn.Found
-	}
-	if n.line.Unanswered(after, c.least()) { // the ping before, which others may have called after
-		return errSilent
-	}
-	if waits {
-		if err := c.refusal(n); err != nil {
-			return err
-		}
-	}
-	_, err := doNow(ctx, c, n, Command{Op: "ping", Within: c.Timeout}, func(ctx context.Context) (string, error) {
-		return n.rdb.Ping(ctx).Result()
-	})
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	turn.Found = &err
-	return err
-}
 
 // time asks a node for its time in µs, also without queueing at the gate. 0: it refuses to tell. The script that
 // needs the time reports that. It ends before a caller leaves that waits for it, who then knows that it failed.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/line"
 	"github.com/singlefill/singlefill/internal/wake"
 )
@@ -33,8 +32,7 @@ type server struct {
 	many     *throttle            // the gate of pipelines of many keys
 	line     *line.Line
 	wakes    *wake.Listener
-	node     *node                                     // of all Clients without a background
-	pings    *flight.Reads[error, *flight.Turn[error]] // by the time that each may take
+	node     *node // of all Clients without a background
 	clock    clock
 	using    atomic.Int64 // commands that have a connection or wait for one, also if their callers have left
 	closed   atomic.Bool  // a ping has found that the user has closed the client
@@ -84,7 +82,7 @@ func newServer(rdb redis.UniversalClient, cluster *redis.ClusterClient) *server 
 		s.alone.size = uint64(max(1, all-2*few))
 		s.together = &gate{size: uint64(few), most: firstTogether}
 	}
-	s.wakes, s.pings = wake.New(rdb), flight.NewReads[error, *flight.Turn[error]]()
+	s.wakes = wake.New(rdb)
 	s.node = &node{server: s}
 	return s
 }

@@ -87,33 +87,16 @@ func TestBreaker_TooSlowForOne(t *testing.T) {
 		rdb := distant(t, timeout/5)
 		hasty, patient := watch(t, rdb, timeout/10), watch(t, rdb, timeout)
 		opened := false
-		for joined := time.Now(); time.Since(joined) < 10*timeout; time.Sleep(timeout / 20) {
+		for begun := time.Now(); time.Since(begun) < 10*timeout; time.Sleep(timeout / 20) {
 			_ = hasty.get(t.Context())
 			synctest.Wait()
 			opened = opened || hasty.Away("k")
-			if patient.Away("k") || patient.AnyAway() || patient.Unanswered("k", joined) {
+			if patient.Away("k") || patient.AnyAway() {
 				t.Fatalf("the patient one: away %t, any %t", patient.Away("k"), patient.AnyAway())
 			}
 		}
 		if !opened || patient.reported() != nil {
 			t.Errorf("open for the hasty one: %t; the patient one was told %v", opened, patient.reported())
-		}
-	})
-}
-
-// A ping that a hasty cache has not waited for tells a patient one nothing.
-func TestReachable_TooSlowForOne(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		rdb := distant(t, timeout/5)
-		hasty, patient := watch(t, rdb, timeout/10), watch(t, rdb, timeout)
-		joined := time.Now()
-		time.Sleep(time.Nanosecond)
-		if hasty.Reachable(t.Context(), "k", joined) {
-			t.Error("reachable for the hasty one")
-		}
-		time.Sleep(2 * timeout)
-		if !patient.Reachable(t.Context(), "k", joined) {
-			t.Error("not reachable for the patient one")
 		}
 	})
 }
@@ -182,32 +165,6 @@ func TestBreaker_LockAfterTheLastCache(t *testing.T) {
 		wg.Wait()
 		if w.node.line.Away(0) != nil {
 			t.Error("open after an answer")
-		}
-	})
-}
-
-// Callers that joined before a ping was sent that was not answered need no other one.
-func TestReachable_SharedByThoseBefore(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		w := watch(t, mute(t), timeout)
-		joined := time.Now()
-		time.Sleep(time.Millisecond)
-		var wg sync.WaitGroup
-		begun := time.Now()
-		for i := range 50 {
-			wg.Go(func() {
-				time.Sleep(time.Duration(i) * timeout / 100)
-				if w.Reachable(t.Context(), "k", joined) || time.Since(begun) > timeout {
-					t.Errorf("caller %d has its answer after %v", i, time.Since(begun))
-				}
-			})
-		}
-		wg.Wait()
-		if n := w.failures("ping"); n != 1 {
-			t.Errorf("%d pings, want 1", n)
-		}
-		if w.Reachable(t.Context(), "k", joined) || time.Since(begun) > timeout {
-			t.Errorf("it asks again")
 		}
 	})
 }

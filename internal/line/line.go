@@ -62,12 +62,11 @@ type Line struct {
 
 // A silence is zero if the server owes no answer.
 type silence struct {
-	since   time.Time
-	err     error     // of the last command that has failed, or else of a ping
-	asked   time.Time // when the first ping was sent; zero: none was
-	pinged  time.Time // when the last ping was sent
-	again   time.Time // when to ping again; zero: when the last ping has failed
-	unheard time.Time // when the last ping was sent that has failed
+	since  time.Time
+	err    error     // of the last command that has failed, or else of a ping
+	asked  time.Time // when the first ping was sent; zero: none was
+	pinged time.Time // when the last ping was sent
+	again  time.Time // when to ping again; zero: when the last ping has failed
 }
 
 // A watcher looks at a silence when something is due. It is a timer, and no goroutine, so it keeps no bubble of a test
@@ -144,15 +143,6 @@ func (l *Line) Done(key string, err error) {
 	case l.flying == 0 && l.silence.err == nil && l.within() == 0:
 		l.silence = silence{}
 	}
-}
-
-// Unanswered reports whether something that was sent after a time was not answered within some time, nor was anything
-// since.
-func (l *Line) Unanswered(after time.Time, within time.Duration) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s := &l.silence
-	return s.unheard.After(after) || s.since.After(after) && time.Since(s.since) >= within
 }
 
 // Away returns the outage for users with a Timeout, or nil.
@@ -376,11 +366,8 @@ func (l *Line) pinged(sent time.Time, err error) {
 	case errors.Is(err, ErrGone):
 		l.users = nil
 		l.nudge()
-	case sent.Before(l.answered): // it was sent in another silence
-	case s.pinged.After(sent):
-		s.unheard = later(s.unheard, sent)
+	case sent.Before(l.answered), s.pinged.After(sent): // it was sent in another silence, or is not the last one
 	default:
-		s.unheard = sent
 		if s.err == nil {
 			s.err = err
 		}
