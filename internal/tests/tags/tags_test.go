@@ -194,12 +194,15 @@ func TestExpireTag(t *testing.T) {
 func TestTags_HitsAreGets(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	c, _ := newCache(t, server.Client(t))
+	rdb := server.Client(t)
+	writer, ns := newCache(t, rdb)
 	many := make(map[string]string)
 	for i := range 100 {
 		many[fmt.Sprint("k", i)] = "abc"
 	}
-	redistest.Must(t, c.SetMany(t.Context(), many))
+	redistest.Must(t, writer.SetMany(t.Context(), many))
+	redistest.Must(t, writer.Close()) // it has told the memory of others
+	c := cachetest.NewCacheIn(t, rdb, ns, &tagged)
 	server.ResetCalls()
 	for i := range 1000 {
 		_, err := c.GetOrLoad(t.Context(), fmt.Sprint("k", i%100), cachetest.MustNotLoad[string](t))
