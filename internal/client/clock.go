@@ -54,7 +54,8 @@ type glance struct {
 // errNoTime is the outcome of a question that Trace.RedisError has left by runtime.Goexit.
 var errNoTime = errors.New("the time of the server is not known")
 
-// look asks for the time. Commands that need it at the same time share one question.
+// look asks for the time. Commands that need it at the same time share one question. A singleflight.Group would never
+// tell them of a question that has ended by runtime.Goexit.
 func (k *clock) look(ask func() (micros int64, err error)) *glance {
 	k.mu.Lock()
 	defer k.mu.Unlock()

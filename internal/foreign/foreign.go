@@ -13,7 +13,8 @@ import (
 // ErrGoexit is the error of what has not returned.
 var ErrGoexit = errors.New("a Codec, Options.Tags or Options.Trace has called runtime.Goexit")
 
-// Each calls do with each of n numbers at the same time, and returns the errors.
+// Each calls do with each of n numbers at the same time, and returns the errors. An errgroup would return one of them,
+// and take a call that ends by runtime.Goexit for a success.
 func Each(n int, do func(i int) error) []error {
 	errs := slices.Repeat([]error{ErrGoexit}, n)
 	var all sync.WaitGroup

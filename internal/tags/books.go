@@ -113,7 +113,7 @@ func (x *books) change(ctx context.Context, book string, by func(p redis.Pipelin
 }
 
 // inParallel calls do with each of n numbers, for as many at a time as there are books. After an error it calls
-// do no more.
+// do no more. A call that ends by runtime.Goexit is an error, where an errgroup would take it for a success.
 func inParallel(n int, do func(i int) error) error {
 	var next, failed atomic.Int64
 	errs := make([]error, min(n, bookCount))
