@@ -231,8 +231,8 @@ func distant(t *testing.T, away time.Duration) *redis.Client {
 	return rdb
 }
 
-// The breaker of a node of a Cluster stays open until the node answers: also if the Client has forgotten in between what
-// it knew of the node.
+// The breaker of a node of a Cluster stays open until the node answers: also if the Client has forgotten in between
+// what it knew of the node.
 func TestCluster_SilentNode(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(w *watcher){

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -267,14 +268,15 @@ func TestAgain(t *testing.T) {
 		w := watch(t, mute(t), timeout)
 		go w.openBreaker()
 		time.Sleep(timeout / 2)
-		begun, tries := time.Now(), 0
+		begun := time.Now()
+		var tries atomic.Int64 // by commands that their caller has left
 		_, err := Do(t.Context(), w.Client, "op", "k", func(ctx context.Context) (any, error) {
-			tries++
+			tries.Add(1)
 			time.Sleep(timeout)
 			return nil, io.EOF
 		})
-		if !errors.Is(err, ErrAway) || tries != 1 || time.Since(begun) != timeout/2 {
-			t.Errorf("%v after %d tries and %v", err, tries, time.Since(begun))
+		if !errors.Is(err, ErrAway) || tries.Load() != 1 || time.Since(begun) != timeout/2 {
+			t.Errorf("%v after %d tries and %v", err, tries.Load(), time.Since(begun))
 		}
 	})
 }
