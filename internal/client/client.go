@@ -148,8 +148,9 @@ func DoTries[R any](ctx context.Context, c *Client, what Command, cmd func(ctx c
 
 // send sends commands of one node once, each of which may take something: see [NewTaking]. Several go in one
 // pipeline; a single one may go with the commands of others. It returns what read makes of the replies. Once it has
-// returned, the commands are not sent any more; the error tells whether they were: see [Unsent].
-func send[R any](ctx context.Context, c *Client, what Command, cmds []redis.Cmder, read func() (R, error)) (r R, sent time.Time, err error) {
+// returned, the commands are not sent any more; the error tells whether they were: see [Unsent]. If the time of the
+// server had to be asked for first, what has that much less time.
+func send[R any](ctx context.Context, c *Client, what *Command, cmds []redis.Cmder, read func() (R, error)) (r R, sent time.Time, err error) {
 	caller := new(Caller)
 	var none R
 	for _, cmd := range cmds {
@@ -160,7 +161,7 @@ func send[R any](ctx context.Context, c *Client, what Command, cmds []redis.Cmde
 	if caller.takes != nil {
 		n := c.nodeOf(what.Key)
 		if begun := time.Now(); !n.clock.known() {
-			if err := c.look(ctx, n, what); err != nil {
+			if err := c.look(ctx, n, *what); err != nil {
 				return none, sent, unsent{err}
 			}
 			what.Within -= time.Since(begun)
@@ -176,7 +177,7 @@ func send[R any](ctx context.Context, c *Client, what Command, cmds []redis.Cmde
 	if len(timely) > 1 {
 		p = parcel{more: timely}
 	}
-	r, sent, err = do(ctx, c, what, p, func(ctx context.Context, together *group) (R, error) {
+	r, sent, err = do(ctx, c, *what, p, func(ctx context.Context, together *group) (R, error) {
 		if end, ok := ctx.Deadline(); ok && together == nil {
 			caller.begin(end)
 		}

@@ -86,7 +86,7 @@ func (r *runner[R]) run(ctx context.Context, end time.Time, some []int) (tries [
 		cmds[k] = Evalsha(ctx, r.calls[i].Args)
 		all[k] = r.calls[i].Of(cmds[k])
 	}
-	tries, sent, err := send(ctx, r.client, r.Command, all, func() (tries []try[R], err error) {
+	tries, sent, err := send(ctx, r.client, &r.Command, all, func() (tries []try[R], err error) {
 		tries = make([]try[R], len(cmds)) // the caller may leave before
 		for k, cmd := range cmds {
 			t := &tries[k]

@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -131,4 +132,34 @@ func TestRunAll_Repeats(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The bound of a command includes the time in which the server is asked for its clock. So a try without an answer is
+// not followed by another one that ends later.
+func TestRun_AsksForTimeFirst(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, rdb := redistest.StartMini(t)
+		tries := 0
+		rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			switch cmd.Name() {
+			case "time":
+				time.Sleep(timeout * 3 / 4)
+			case "evalsha":
+				if tries++; tries == 1 {
+					cmd.Args() // as the writer does
+					<-ctx.Done()
+					cmd.SetErr(ctx.Err())
+					return ctx.Err()
+				}
+			}
+			return next(ctx, cmd)
+		}))
+		w := watch(t, rdb, timeout)
+		begun, s := time.Now(), NewTaking("return 1")
+		r := Run(t.Context(), w.Client, Command{Op: "op", Key: "k", Within: timeout, Again: Always},
+			ScriptCall{s, append(s.Call(0, 1), 0)}, func(cmd *redis.Cmd) (int64, error) { return cmd.Int64() })
+		if took := time.Since(begun); r.Err == nil || !r.Lost || tries != 1 || took != timeout {
+			t.Errorf("%v after %v and %d tries", r, took, tries)
+		}
+	})
 }

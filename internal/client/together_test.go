@@ -74,7 +74,7 @@ func newRoad(t *testing.T, keys int) *road {
 
 func (r *road) get(ctx context.Context, key int) (string, error) {
 	cmd := redis.NewStringCmd(ctx, "get", fmt.Sprint(key))
-	s, _, err := send(ctx, r.Client, Command{Op: "get", Key: fmt.Sprint(key), Within: timeout}, []redis.Cmder{cmd}, cmd.Result)
+	s, _, err := send(ctx, r.Client, &Command{Op: "get", Key: fmt.Sprint(key), Within: timeout}, []redis.Cmder{cmd}, cmd.Result)
 	return s, err
 }
 

@@ -88,7 +88,7 @@ func TestWait_Sent(t *testing.T) {
 					ctx := &heldUp{Context: t.Context()}
 					cmd := redis.NewCmd(ctx, "ping")
 					what := Command{Op: "ping", Key: "k", Within: timeout, Sent: &sent}
-					if s, _, err := send(ctx, w.Client, what, []redis.Cmder{cmd}, cmd.Text); s != "PONG" || err != nil || !sent.Equal(admitted) {
+					if s, _, err := send(ctx, w.Client, &what, []redis.Cmder{cmd}, cmd.Text); s != "PONG" || err != nil || !sent.Equal(admitted) {
 						t.Errorf("%d wait: sent %v after it was admitted; %q, %v", waiting, sent.Sub(admitted), s, err)
 					}
 				})
