@@ -1,4 +1,4 @@
-package entry_test
+package singlefill_test
 
 import (
 	"context"
@@ -12,8 +12,6 @@ import (
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
-
-func TestMain(m *testing.M) { redistest.Main(m) }
 
 // foreignEntry returns a payload of another program behind a valid header, which is fresh for an hour.
 func foreignEntry(payload string) []byte {

@@ -1,4 +1,4 @@
-package flight_test
+package fill_test
 
 import (
 	"context"
