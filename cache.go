@@ -151,7 +151,8 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 	return valueOf[T](v), err
 }
 
-func (c *rooms) get(ctx context.Context, key string) (any, error) {
+func (c *rooms) get(ctx context.Context, key string) (v any, err error) {
+	defer failed(&err)
 	if err := c.checkKey(ctx, key); err != nil {
 		return nil, err
 	}
@@ -170,7 +171,8 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 	return c.rooms.set(ctx, key, &value)
 }
 
-func (c *rooms) set(ctx context.Context, key string, v any) error {
+func (c *rooms) set(ctx context.Context, key string, v any) (err error) {
+	defer failed(&err)
 	if err := c.checkKey(ctx, key); err != nil {
 		return err
 	}
@@ -215,7 +217,8 @@ func (c *Cache[T]) DeleteIf(ctx context.Context, key string, info ValueInfo) (de
 	return c.rooms.deleteIf(ctx, key, info.entry)
 }
 
-func (c *rooms) deleteIf(ctx context.Context, key string, entry uint64) (bool, error) {
+func (c *rooms) deleteIf(ctx context.Context, key string, entry uint64) (deleted bool, err error) {
+	defer failed(&err)
 	if err := c.checkKey(ctx, key); err != nil {
 		return false, err
 	}
@@ -223,7 +226,8 @@ func (c *rooms) deleteIf(ctx context.Context, key string, entry uint64) (bool, e
 }
 
 // invalidate checks keys, and calls do.
-func (c *rooms) invalidate(ctx context.Context, keys []string, do func(ctx context.Context, keys ...string) error) error {
+func (c *rooms) invalidate(ctx context.Context, keys []string, do func(ctx context.Context, keys ...string) error) (err error) {
+	defer failed(&err)
 	if err := c.checkOpen(ctx); err != nil {
 		return err
 	}
@@ -243,7 +247,8 @@ func (c *rooms) invalidate(ctx context.Context, keys []string, do func(ctx conte
 // still be there: call Clear again. It is an error, too, if a server is restarted, slots of a Cluster
 // move or the cache is closed while Clear runs, if rdb does not reach each server, or if SCAN does not
 // find what rdb stores.
-func (c *Cache[T]) Clear(ctx context.Context) error {
+func (c *Cache[T]) Clear(ctx context.Context) (err error) {
+	defer failed(&err)
 	if err := cmp.Or(c.rooms.checkOpen(ctx), ctx.Err()); err != nil {
 		return err
 	}

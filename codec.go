@@ -13,7 +13,9 @@ import (
 	"github.com/singlefill/singlefill/internal/value"
 )
 
-// A Codec turns values into bytes and back, for many goroutines at once. It may have three more methods:
+// A Codec turns values into bytes and back, for many goroutines at once. Its methods must return: a panic is an error
+// of the codec, and after runtime.Goexit the calls that wait for the value return a [*PanicError]. It may have three
+// more methods:
 //
 //   - Unwrap() Codec, if it only changes the bytes of another codec, returns the inner codec, by which [New]
 //     judges T and [Near] copies values.

@@ -49,24 +49,39 @@ var (
 
 // PanicError is returned by [Cache.GetOrLoad] to all callers of this process that waited for a load whose
 // Loader panicked or called runtime.Goexit. Callers in other processes get a [*RemoteError]. The process
-// goes on, and the next call loads again.
+// goes on, and the next call loads again. Of the other functions only TTLFunc may do so: a Codec, Options.Tags and the
+// functions of a [Trace] must return. If one does not, the calls for which it worked return a PanicError, too.
 type PanicError struct {
 	// Value is the argument of panic, or a text for runtime.Goexit. Error shows errors, Stringers
 	// and values of basic types, and of all others only their type.
 	Value any
-	Stack []byte // of the Loader's goroutine, as debug.Stack formats it
+	Stack []byte // of the goroutine, as debug.Stack formats it
+	load  bool   // the function was called for a load
 }
 
 // panicked returns the error of a panic whose argument is p, or of runtime.Goexit.
-func panicked(p any) *PanicError {
-	if p == nil { // panic(nil) has not been nil since Go 1.21
-		p = "runtime.Goexit was called"
+func panicked(p any, load bool) *PanicError {
+	f, ok := p.(*foreign.Failure) // in another goroutine
+	if !ok {
+		f = &foreign.Failure{Value: p, Stack: debug.Stack()}
 	}
-	return &PanicError{Value: p, Stack: debug.Stack()}
+	return &PanicError{Value: cmp.Or[any](f.Value, "runtime.Goexit was called"), Stack: f.Stack, load: load}
+}
+
+// failed is deferred by calls: a function of the user that panics in the goroutine of a call, or did not return in
+// another one, fails the call.
+func failed(err *error) {
+	if p := recover(); p != nil {
+		*err = panicked(p, false)
+	}
 }
 
 func (e *PanicError) Error() string {
-	return "singlefill: Loader panicked: " + foreign.Text(e.Value)
+	who := "a Codec, Options.Tags or Options.Trace"
+	if e.load {
+		who = "Loader"
+	}
+	return "singlefill: " + who + " panicked: " + foreign.Text(e.Value)
 }
 
 // Unwrap returns the argument of panic if it was an error.

@@ -112,7 +112,8 @@ func strayKey[V any](m map[string]V, keys []string) (stray string, ok bool) {
 	return stray, ok
 }
 
-func (c *rooms) getOrLoad(ctx context.Context, key string, load fill.Loader, isNil bool, info *event.ValueInfo) (any, error) {
+func (c *rooms) getOrLoad(ctx context.Context, key string, load fill.Loader, isNil bool, info *event.ValueInfo) (v any, err error) {
+	defer failed(&err)
 	if err := c.checkLoader(ctx, key, isNil); err != nil {
 		return nil, err
 	}
@@ -152,7 +153,8 @@ func (c *Cache[T]) Refresh(ctx context.Context, key string, load Loader[T]) erro
 	return c.rooms.refresh(ctx, key, loadOf[T](load), load == nil)
 }
 
-func (c *rooms) refresh(ctx context.Context, key string, load fill.Loader, isNil bool) error {
+func (c *rooms) refresh(ctx context.Context, key string, load fill.Loader, isNil bool) (err error) {
+	defer failed(&err)
 	if err := c.checkLoader(ctx, key, isNil); err != nil {
 		return err
 	}
@@ -189,8 +191,8 @@ func (u user) Returned(key string, v any, err error) (o fill.Outcome) {
 	return o
 }
 
-func (user) Panicked(p any) fill.Outcome {
-	err := panicked(p)
+func (user) Panicked(p any, load bool) fill.Outcome {
+	err := panicked(p, load)
 	return fill.Outcome{Err: err, Text: foreign.Text(err), Passing: true}
 }
 

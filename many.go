@@ -41,11 +41,12 @@ type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, e
 // The map holds the values that exist. It is valid even if the error is a [*ManyError], which has
 // the error of each key that failed. When ctx ends, the map holds the values that were found by
 // then.
-func (c *Cache[T]) GetOrLoadMany(ctx context.Context, keys []string, load ManyLoader[T]) (map[string]T, error) {
+func (c *Cache[T]) GetOrLoadMany(ctx context.Context, keys []string, load ManyLoader[T]) (values map[string]T, err error) {
+	defer failed(&err)
 	if load == nil {
 		return nil, errNoLoader
 	}
-	keys, err := c.rooms.checkKeys(ctx, keys, c.rooms.checkLoad)
+	keys, err = c.rooms.checkKeys(ctx, keys, c.rooms.checkLoad)
 	if err != nil {
 		return nil, err
 	}
@@ -55,11 +56,12 @@ func (c *Cache[T]) GetOrLoadMany(ctx context.Context, keys []string, load ManyLo
 
 // RefreshMany is [Cache.Refresh] for keys, which load gets together, at most [Options.MaxBatch] at a
 // time. Keys whose new values may not have been stored have errors in a [*ManyError].
-func (c *Cache[T]) RefreshMany(ctx context.Context, keys []string, load ManyLoader[T]) error {
+func (c *Cache[T]) RefreshMany(ctx context.Context, keys []string, load ManyLoader[T]) (err error) {
+	defer failed(&err)
 	if load == nil {
 		return errNoLoader
 	}
-	keys, err := c.rooms.checkKeys(ctx, keys, c.rooms.checkLoad)
+	keys, err = c.rooms.checkKeys(ctx, keys, c.rooms.checkLoad)
 	if err != nil {
 		return err
 	}
@@ -69,8 +71,9 @@ func (c *Cache[T]) RefreshMany(ctx context.Context, keys []string, load ManyLoad
 // GetMany returns the values under keys that the cache has, as [Cache.Get] does for one key. A key
 // that it does not have is not in the map. Keys that Redis could not be asked for, or not before
 // ctx ended, have errors in a [*ManyError], beside the values that were found.
-func (c *Cache[T]) GetMany(ctx context.Context, keys []string) (map[string]T, error) {
-	keys, err := c.rooms.checkKeys(ctx, keys, c.rooms.checkOpen)
+func (c *Cache[T]) GetMany(ctx context.Context, keys []string) (values map[string]T, err error) {
+	defer failed(&err)
+	keys, err = c.rooms.checkKeys(ctx, keys, c.rooms.checkOpen)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +95,8 @@ func manyError(errs map[string]error) error {
 
 // SetMany stores values, as [Cache.Set] does for each of them, in few round trips. Keys that may
 // not have been stored have errors in a [*ManyError].
-func (c *Cache[T]) SetMany(ctx context.Context, values map[string]T) error {
+func (c *Cache[T]) SetMany(ctx context.Context, values map[string]T) (err error) {
+	defer failed(&err)
 	keys, err := c.rooms.checkKeys(ctx, slices.Collect(maps.Keys(values)), c.rooms.checkOpen)
 	if err != nil {
 		return err

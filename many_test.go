@@ -693,19 +693,15 @@ func TestGetOrLoadMany_PanicOfTrace(t *testing.T) {
 			redistest.Must(t, c.Set(t.Context(), "found", "old"))
 			redistest.Must(t, rdb.Set(t.Context(), "ns:{bad}", "garbage", time.Hour).Err())
 			keys := []string{"bad", "found", "missed"}
-			func() {
-				defer func() {
-					if p := recover(); p != panics {
-						t.Errorf("the call has panicked with %v, want %s", p, panics)
-					}
-				}()
-				_, _ = c.GetOrLoadMany(t.Context(), keys, func(ctx context.Context, _ []string) (map[string]string, error) {
-					loading.Add(1)
-					defer loading.Add(-1)
-					<-ctx.Done()
-					return nil, ctx.Err()
-				})
-			}()
+			_, err := c.GetOrLoadMany(t.Context(), keys, func(ctx context.Context, _ []string) (map[string]string, error) {
+				loading.Add(1)
+				defer loading.Add(-1)
+				<-ctx.Done()
+				return nil, ctx.Err()
+			})
+			if p, ok := errors.AsType[*singlefill.PanicError](err); !ok || p.Value != panics {
+				t.Errorf("the call has returned %v, want a PanicError of %s", err, panics)
+			}
 			synctest.Wait()
 			redistest.Must(t, c.Delete(t.Context(), keys...))
 			synctest.Wait()

@@ -40,9 +40,9 @@ type Options[T any] struct {
 	// Tags returns the tags of a value, such as "region:eu", for DeleteTag and ExpireTag; for a
 	// remembered ErrNotFound v is the zero value. It must be a pure function, the same in every
 	// process, and return the same for a value before it is encoded and after it is decoded, which
-	// singlefilltest.Tags checks: at most 32 tags of 1 to 256 bytes. If it panics or returns others, the value is not
-	// stored: Set returns that error, LoadInfo.StoreErr has it. Tags cost a hit nothing, and a load
-	// two round trips. Default: none.
+	// singlefilltest.Tags checks: at most 32 tags of 1 to 256 bytes. It must return. If it panics or returns
+	// others, the value is not stored: Set returns that error, LoadInfo.StoreErr has it. Tags cost a hit
+	// nothing, and a load two round trips. Default: none.
 	Tags func(key string, v T) []string
 
 	// LoadMany, a ManyLoader, loads values that are stale, or expire soon, in place of the functions that calls give:

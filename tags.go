@@ -26,7 +26,8 @@ import (
 // After an error some of the values may not have been deleted: call it again.
 //
 // [docs/figures.md]: https://github.com/singlefill/singlefill/blob/main/docs/figures.md#many-keys-at-once
-func (c *Cache[T]) DeleteTag(ctx context.Context, tags ...string) error {
+func (c *Cache[T]) DeleteTag(ctx context.Context, tags ...string) (err error) {
+	defer failed(&err)
 	names, err := c.rooms.checkTags(ctx, tags)
 	if err != nil || len(names) == 0 {
 		return err
@@ -35,7 +36,8 @@ func (c *Cache[T]) DeleteTag(ctx context.Context, tags ...string) error {
 }
 
 // ExpireTag is [Cache.Expire] of each key whose value has one of the tags: see DeleteTag.
-func (c *Cache[T]) ExpireTag(ctx context.Context, tags ...string) error {
+func (c *Cache[T]) ExpireTag(ctx context.Context, tags ...string) (err error) {
+	defer failed(&err)
 	names, err := c.rooms.checkTags(ctx, tags)
 	if err != nil || len(names) == 0 {
 		return err

@@ -8,9 +8,11 @@ import (
 )
 
 // Trace is a set of optional functions that a [Cache] calls when something happens, synchronously
-// and from many goroutines at once: they must be quick and must not panic. No function gets a
-// value. Keys may be secret. The contexts of RedisError and BadValue have the values of a caller's
-// context and never end.
+// and from many goroutines at once: they must be quick, and must return. After a panic or runtime.Goexit
+// the calls that the function is called for return a [*PanicError]. A call in whose own goroutine
+// runtime.Goexit is called does not return, and a panic in a goroutine that works for no call ends the
+// process. No function gets a value. Keys may be secret. The contexts of RedisError and BadValue have the
+// values of a caller's context and never end.
 type Trace struct {
 	// Hit is called when the first read of a GetOrLoad or Get finds a value.
 	Hit func(ctx context.Context, key string)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/singlefill/singlefill/internal/foreign"
 	"github.com/singlefill/singlefill/internal/line"
 )
 
@@ -365,18 +366,26 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 	c, n := call.client, call.node
 	var none R
 	type reply struct {
-		value R
-		err   error
+		value  R
+		err    error
+		failed *foreign.Failure // of Trace.RedisError
 	}
 	replies := make(chan reply, 1)
+	receive := func(r reply) (R, error) {
+		if r.failed != nil {
+			panic(r.failed)
+		}
+		return r.value, r.err
+	}
 	var finished atomic.Bool
 	finish := func(r R, err error) {
 		if finished.CompareAndSwap(false, true) {
 			err = n.Explain(err, cmp.Or(call.Within, c.Timeout))
 			answered := false
-			defer func() { // also if Trace.RedisError leaves by panic or runtime.Goexit
+			defer func() { // also if Trace.RedisError leaves by panic, which is the caller's, or by runtime.Goexit
+				failed := foreign.Recovered(recover())
 				done(answered)
-				replies <- reply{r, err}
+				replies <- reply{r, err, failed}
 			}()
 			answered = c.observe(ctx, call, err)
 		}
@@ -398,11 +407,10 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 		}
 		select {
 		case r := <-replies:
-			return r.value, r.err
+			return receive(r)
 		case <-bounded.Done():
 			finish(none, bounded.Err())
-			r := <-replies
-			return r.value, r.err
+			return receive(<-replies)
 		case <-ctx.Done():
 			left = ctx.Err()
 		case <-opened:

@@ -11,6 +11,7 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/foreign"
 	"github.com/singlefill/singlefill/internal/value"
 	"github.com/singlefill/singlefill/internal/wait"
 )
@@ -38,10 +39,6 @@ func (x *set) begin(ctx context.Context) state {
 	return asking
 }
 
-// maxUnanswered is how many commands of one fill may stay unanswered while the server answers
-// others.
-const maxUnanswered = 2
-
 // ask asks Redis for entries or for locks. One command does both: it tells a waiter that the value arrived,
 // that the load failed, or that the holder died. Between two commands the set holds no connection, and no slot
 // while another process holds the locks.
@@ -51,7 +48,7 @@ const maxUnanswered = 2
 func (x *set) ask(ctx context.Context) state {
 	wanted, queue, away := false, false, false
 	for _, f := range x.fills {
-		f.rest, f.told = maxRest, false
+		f.rest = maxRest
 		f.wanted = !f.fill.Refresh || x.Fills.Wanted(f.fill)
 		wanted, queue, away = wanted || f.wanted, queue || f.queue, away || x.Client.Away(f.lock.Keys.Lock)
 	}
@@ -65,7 +62,7 @@ func (x *set) ask(ctx context.Context) state {
 		x.fills = slices.DeleteFunc(slices.Clone(x.fills), func(f *filling) bool { return !f.wanted && x.deserted(ctx, f) })
 		switch {
 		case len(x.fills) == 0:
-			return ended
+			return x.over(ctx)
 		case queue && !away:
 			return queueing
 		}
@@ -100,13 +97,15 @@ func (x *set) askTogether(ctx context.Context, parts [][]*filling, take bool) {
 	arrived := make(chan struct{}, len(parts))
 	for i, part := range parts {
 		replies[i] = make(chan struct{})
-		go func() {
-			defer func() {
-				close(replies[i])
-				arrived <- struct{}{}
-			}()
-			x.getOrLock(ctx, part, take)
-		}()
+		foreign.Go(func() { x.getOrLock(ctx, part, take) }, func(failed *foreign.Failure) {
+			for _, f := range part {
+				if failed != nil {
+					f.reply = filllock.Answer{Err: failed}
+				}
+			}
+			close(replies[i])
+			arrived <- struct{}{}
+		})
 	}
 	<-arrived
 	patience := time.NewTimer(gather)
@@ -141,7 +140,7 @@ func (x *set) follow(ctx context.Context) state {
 	for _, f := range x.fills {
 		switch x.decided(ctx, f); {
 		case f.next == ended:
-			x.over(ctx, f)
+			x.release(ctx, f)
 		case f.next == asking && f.reply.Err != nil:
 			unanswered++
 			f.apart = unanswered
@@ -154,7 +153,7 @@ func (x *set) follow(ctx context.Context) state {
 	}
 	x.fills = slices.DeleteFunc(slices.Clone(x.fills), func(f *filling) bool { return f.next == ended })
 	if len(x.fills) == 0 {
-		return ended
+		return x.over(ctx)
 	}
 	if !slices.ContainsFunc(x.fills, func(f *filling) bool { return f.way != x.fills[0].way }) {
 		return x.enter(x.fills[0].way)
@@ -191,23 +190,25 @@ func (x *set) enter(w way) state {
 	return w.next
 }
 
-// decided finds the way of a fill.
+// decided finds the way of a fill. It panics for a command that has not returned.
 func (x *set) decided(ctx context.Context, f *filling) {
 	f.way = way{}
 	switch r, err := f.reply.Value, f.reply.Err; {
-	case f.decoding: // has called runtime.Goexit
-		f.decoding, f.next = false, ended
-		x.end(ctx, f, nil, 0)
-	case f.unasked:
-		f.next = x.unreached(ctx, f)
 	case err == nil:
 		f.within, f.rest = x.Client.Timeout, cmp.Or(min(r.Left, maxRest), value.RefreshRest)
 		f.next = x.take(ctx, f, decide(r, view{wanted: f.wanted, servable: x.suffices(f)}))
 	case x.worthAsking(f, err):
 		f.next = asking
+	case isFailure(err):
+		panic(err)
 	default:
 		f.next = x.unreached(ctx, f)
 	}
+}
+
+func isFailure(err error) bool {
+	_, is := err.(*foreign.Failure)
+	return is
 }
 
 // suffices reports whether what the key holds can end the fill.
@@ -320,36 +321,33 @@ func (x *set) beginPause() {
 
 // pause sleeps, for a shorter time if a caller joins. Fills whose ears have been told something ask by themselves.
 func (x *set) pause(ctx context.Context) state {
-	before := x.wait.Heard
-	x.joined = false
-	event := x.wait.Sleep(time.Until(x.until), x.Closing, x.load.Woken, func() wait.Look { return x.look(ctx) })
+	before, joined, hears := x.wait.Heard, false, make(map[*filling]bool)
+	event := x.wait.Sleep(time.Until(x.until), x.Closing, x.load.Woken, func() (seen wait.Look) {
+		if seen.Joined = x.Fills.Nudged(x.load); seen.Joined {
+			seen.Deserted, joined = x.drop(ctx), true
+		}
+		for _, f := range x.fills {
+			hears[f] = f.ear.Told(&seen) || hears[f]
+		}
+		return seen
+	})
 	switch event {
 	case wait.Closed:
-		return x.endClosed(ctx)
+		x.failClosed(ctx)
+		return x.over(ctx)
 	case wait.Interrupted:
-		return ended
+		return x.over(ctx)
 	case wait.Woken:
-		told := slices.DeleteFunc(slices.Clone(x.fills), func(f *filling) bool { return !f.told })
+		told := slices.DeleteFunc(slices.Clone(x.fills), func(f *filling) bool { return !hears[f] })
 		if 0 < len(told) && len(told) < len(x.fills) {
 			x.split(told).goOn(ctx, asking)
-			if x.wait.Heard = before; x.joined {
+			if x.wait.Heard = before; joined {
 				x.until = x.wait.Joined(x.until)
 			}
 			return paused
 		}
 	}
 	return asking
-}
-
-// look looks what has happened to the fills.
-func (x *set) look(ctx context.Context) (seen wait.Look) {
-	if seen.Joined = x.Fills.Nudged(x.load); seen.Joined {
-		seen.Deserted, x.joined = x.drop(ctx), true
-	}
-	for _, f := range x.fills {
-		f.told = f.ear.Told(&seen) || f.told
-	}
-	return seen
 }
 
 const (
@@ -366,7 +364,7 @@ const (
 // polls: a queue of any length sends four commands a second.
 func (x *set) queue(ctx context.Context) state {
 	if x.unwanted(ctx) {
-		return ended
+		return x.over(ctx)
 	}
 	for _, f := range x.fills {
 		if f.ear != nil {
@@ -383,14 +381,14 @@ func (x *set) queue(ctx context.Context) state {
 		pprof.SetGoroutineLabels(ctx) // not the labels of the goroutine that has woken the set
 		x.run(ctx, dequeued)
 	})
-	return elsewhere
+	return ended
 }
 
 // dequeue is the first turn after the queue.
 func (x *set) dequeue(ctx context.Context) state {
 	x.queued += time.Since(x.inLine)
 	if x.unwanted(ctx) {
-		return ended
+		return x.over(ctx)
 	}
 	nudged := x.Fills.Nudged(x.load) || x.hasty
 	if x.hasty = nudged && !x.slot.Held() && time.Since(x.polled) < x.hastyPause(); x.hasty {
@@ -418,6 +416,6 @@ func (x *set) unwanted(ctx context.Context) bool {
 	if !x.closed() || x.load.Awaited() && x.Fills.Aborting().Err() == nil {
 		return false
 	}
-	x.endClosed(ctx)
+	x.failClosed(ctx)
 	return true
 }

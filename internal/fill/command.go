@@ -12,6 +12,10 @@ import (
 	"github.com/singlefill/singlefill/internal/value"
 )
 
+// maxUnanswered is how many commands of one fill may stay unanswered while the server answers
+// others.
+const maxUnanswered = 2
+
 // getOrLock sends one pipeline: for each key it looks for an entry and, if take is set, takes the lock if no process
 // holds it.
 func (x *Parts) getOrLock(ctx context.Context, fills []*filling, take bool) {
@@ -21,7 +25,7 @@ func (x *Parts) getOrLock(ctx context.Context, fills []*filling, take bool) {
 	}
 	if away := within < time.Millisecond || x.Client.Away(key); away {
 		for _, f := range fills {
-			f.unasked, f.reply = true, filllock.Answer{Err: cmp.Or(x.Client.Refusal(key), client.ErrAway)}
+			f.unanswered, f.reply = maxUnanswered, filllock.Answer{Err: cmp.Or(x.Client.Refusal(key), client.ErrAway)}
 		}
 		return
 	}
@@ -40,10 +44,8 @@ func (x *Parts) getOrLock(ctx context.Context, fills []*filling, take bool) {
 		for i, f := range fills {
 			if r := f.reply.Value; f.reply.Err == nil && r.Status == filllock.Hit {
 				l := &value.Lookup{Key: f.key}
-				f.decoding = true
 				x.Store.Decode(ctx, l, []byte(r.Text), time.Now())
 				l.Kept(r.Kept)
-				f.decoding = false
 				keep(i, l)
 				f.old, f.newSince, f.oldSince = l, f.oldSince, stamp
 			}
@@ -54,7 +56,7 @@ func (x *Parts) getOrLock(ctx context.Context, fills []*filling, take bool) {
 // takes takes the reply to a command that was sent after a stamp.
 func (f *filling) takes(reply filllock.Answer, stamp flight.Stamp) {
 	r := reply.Value
-	f.reply, f.unasked, f.stamp = reply, false, stamp
+	f.reply, f.stamp = reply, stamp
 	f.holds = reply.Err == nil && r.Status == filllock.Locked
 	f.replaces = f.holds && r.Known
 	if reply.Err == nil && r.Status != filllock.Hit {

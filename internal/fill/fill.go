@@ -5,7 +5,8 @@
 // asks Redis (ask), pauses or queues, loads (callLoader), and stores (store). What a reply of Redis means for a fill is
 // decided by a function without effects (decide). The fills of a set go together while they are in the same state:
 // where they part, some become another set (follow). A set goes on in another goroutine if the goroutine of its Loader
-// does not come back: after a panic or runtime.Goexit (leave), and at LoadTimeout (callLoader).
+// does not come back: after a panic or runtime.Goexit (broken), and at LoadTimeout (callLoader). A panic or
+// runtime.Goexit of another function of the user ends the fills of the set.
 package fill
 
 import (
@@ -17,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/tags"
@@ -75,7 +77,6 @@ type set struct {
 	wait  wait.Wait
 
 	until  time.Time       // the end of the pause
-	joined bool            // a caller has joined during the pause
 	inLine time.Time       // since when it waits for a slot
 	polled time.Time       // when it left the line last, to ask
 	hasty  bool            // it asks soon, since keys have been invalidated
@@ -83,7 +84,6 @@ type set struct {
 	since  *tags.Sequences // before the load; nil without Options.Tags
 	noted  *tags.Noted     // before the store; nil: there are no tags
 	call   *running        // of the Loader; nil before it
-	at     *filling        // for which a function of the user is being called, or nil
 }
 
 func (f *Filler) newSet(from Source, fills []*flight.Fill[Result]) *set {
@@ -116,8 +116,12 @@ func (x *set) lockAnew(fills []*filling) {
 
 // run takes the turns of a set until it has ended, or goes on in another goroutine.
 func (x *set) run(ctx context.Context, s state) {
-	defer x.leave(ctx, &s)
-	for s < ended {
+	defer func() {
+		if s != ended { // the turn has not returned
+			x.broken(ctx, s, recover())
+		}
+	}()
+	for s != ended {
 		switch s {
 		case beginning:
 			s = x.begin(ctx)
@@ -133,12 +137,33 @@ func (x *set) run(ctx context.Context, s state) {
 			s = x.dequeue(ctx)
 		case loading:
 			s = x.callLoader(ctx)
-		case judging:
-			s = x.judge()
 		case storing:
 			s = x.store(ctx)
 		}
 	}
+}
+
+// broken is the last turn in the goroutine of a set in which a function of the user has panicked with p, or has called
+// runtime.Goexit. While the set loads, that is the outcome of its load. Otherwise its fills fail: only a Loader and
+// TTLFunc may do so. It calls no function of the user, which might do so again.
+func (x *set) broken(ctx context.Context, s state, p any) {
+	o := x.User.Panicked(p, s == loading)
+	if s == loading {
+		if x.call.claim() {
+			x.Events.LoadPanics(len(x.fills))
+			x.loaded(slices.Repeat([]Outcome{o}, len(x.fills)))
+			x.goOn(ctx, storing)
+		}
+		return
+	}
+	for _, f := range x.fills {
+		if s == storing && f.outcome.result == nil {
+			x.Events.CountLoad(&event.LoadInfo{Err: o.Err}, false)
+		}
+		f.polls, f.lock.InDoubt = 0, f.lock.InDoubt || s != storing
+		x.end(ctx, f, &Result{Found: value.Found{Err: o.Err}, Failed: true, NoStale: true}, flight.Always) // does nothing if it has ended
+	}
+	x.over(ctx)
 }
 
 // goOn runs a set in another goroutine.
@@ -170,68 +195,18 @@ func without(fills []*filling, moved map[*filling]bool) []*filling {
 	return slices.DeleteFunc(slices.Clone(fills), func(f *filling) bool { return moved[f] })
 }
 
-// leave is what the goroutine of a set does last, also if a function of the user has panicked or called
-// runtime.Goexit: then the state is still the state of the turn. This is the outcome of a Loader, and the set goes on
-// in another goroutine. If a function has called runtime.Goexit for one fill, the other fills go on.
-func (x *set) leave(ctx context.Context, s *state) {
-	switch *s {
-	case elsewhere:
-		return
-	case asking, answered:
-		if slices.ContainsFunc(x.fills, func(f *filling) bool { return f.decoding }) {
-			x.goOn(ctx, answered)
-			return
-		}
-		for _, f := range x.fills { // Trace has called runtime.Goexit, perhaps beside a command
-			f.lock.InDoubt = true
-		}
-	case loading, judging:
-		o := x.User.Panicked(recover())
-		if *s == loading && !x.call.claim() {
-			return
-		}
-		failed := 1
-		if x.call.result == nil { // the Loader itself
-			failed = len(x.fills)
-		}
-		x.Events.LoadPanics(failed)
-		x.call.outcomes = append(x.call.outcomes, slices.Repeat([]Outcome{o}, failed)...)
-		x.goOn(ctx, judging)
-		return
-	case storing:
-		err := x.User.Panicked(nil).Err
-		fails := func(f *filling) {
-			x.end(ctx, f, &Result{Found: value.Found{Err: err}, Failed: true}, flight.Always)
-		}
-		if f := x.at; f != nil { // the codec or Options.Tags has called runtime.Goexit
-			x.at, f.prepared, f.settled, f.outcome.info.Err = nil, true, true, err
-			x.count(&f.outcome)
-			fails(f)
-			x.over(ctx, f)
-			x.goOn(ctx, storing)
-			return
-		}
-		// Trace has.
-		if !slices.ContainsFunc(x.fills, func(f *filling) bool { return !f.settled }) {
-			x.goOn(ctx, storing) // to tell the other outcomes
-			return
-		}
-		for _, f := range x.fills {
-			fails(f)
-		}
-	}
+// over is the last turn of a set, whose fills have ended.
+func (x *set) over(ctx context.Context) state {
 	for _, f := range x.mine {
-		if *s != ended {
-			f.polls = 0 // Trace.WaitDone may be what has called runtime.Goexit, and would do so again
-		}
 		x.end(ctx, f, nil, 0) // does nothing if the fill has ended
-		x.over(ctx, f)
+		x.release(ctx, f)
 	}
 	if x.call != nil {
 		x.call.setEnded()
 	}
 	x.slot.Release()
 	x.Fills.Over()
+	return ended
 }
 
 // end hands the result to the callers. The result is known to be true as of validFrom.
@@ -252,13 +227,13 @@ func (x *set) deserted(ctx context.Context, f *filling) bool {
 	ended := x.Fills.EndIfDeserted(f.fill, f.rest)
 	if ended {
 		x.waited(ctx, f)
-		x.over(ctx, f)
+		x.release(ctx, f)
 	}
 	return ended
 }
 
-// over gives up the lock of a fill that has ended, unless Redis has been told.
-func (x *set) over(ctx context.Context, f *filling) {
+// release gives up the lock of a fill that has ended, unless Redis has been told.
+func (x *set) release(ctx context.Context, f *filling) {
 	if f.lock.InDoubt || f.holds {
 		x.giveUp(ctx, f)
 	}
@@ -270,12 +245,11 @@ func (x *set) drop(ctx context.Context) (none bool) {
 	return len(x.fills) == 0
 }
 
-// endClosed ends the fills since the cache was closed.
-func (x *set) endClosed(ctx context.Context) state {
+// failClosed ends the fills since the cache was closed.
+func (x *set) failClosed(ctx context.Context) {
 	for _, f := range x.fills {
 		x.end(ctx, f, &Result{Found: value.Found{Err: flight.ErrClosed}}, flight.Always)
 	}
-	return ended
 }
 
 // waited notes the end of a wait.

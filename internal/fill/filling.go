@@ -53,21 +53,17 @@ type filling struct {
 	attempt
 
 	old      *value.Lookup // what the key holds, as last seen; at first, the call that began the fill may read it, too
-	decoding bool          // a value is being decoded, or that has called runtime.Goexit
 	holds    bool          // the lock, unless Redis has been told
 	replaces bool          // the key held old when this fill took the lock
 	oldSince flight.Stamp  // old is known to be true as of this stamp
 	newSince flight.Stamp  // old was stored after this stamp; 0: it may have been there before the fill
 	rest     time.Duration // how long no other refresh of the same entry is started
 	polls    int           // of the wait that has not been told
-	told     bool          // its ear has been told something
 
 	unlocked   bool         // Redis does not answer: the load has no lock, and its value is not stored
 	began      flight.Stamp // the load
 	superseded atomic.Bool  // no caller may have the value of the load any more
 	outcome    outcome      // of the load
-	prepared   bool         // it is known what to tell Redis
-	settled    bool         // Redis has been told, or will not be
 }
 
 // A state is what a set does. It is a variable of the goroutine that runs the set, so no other one changes it.
@@ -81,10 +77,8 @@ const (
 	queueing        // waits for a slot; the set has no goroutine then
 	dequeued        // has waited for a slot, and may have it
 	loading         // the Loader runs
-	judging         // has what the Loader has brought, after runtime.Goexit in a function of the user
 	storing         // hands the outcomes of the load to Redis and to the callers
-	ended
-	elsewhere // goes on in another goroutine
+	ended           // the goroutine is done with the set, which has ended or goes on in another one
 )
 
 // An attempt is what a fill knows between two commands.
@@ -97,7 +91,6 @@ type attempt struct {
 	unanswered int           // commands without an answer
 	reply      filllock.Answer
 	stamp      flight.Stamp // from before the command: what the reply says of the key is true as of then
-	unasked    bool         // no command was sent, for the reason in reply
 	away       error        // why Redis was not asked, or did not answer
 	queue      bool         // wait for a slot before the next command
 
@@ -150,13 +143,11 @@ type outcome struct {
 	call       *flight.Call // of the Loader; nil: there was none
 
 	// To be told to Redis.
-	data    []byte // of entry; nil: the lock is released with note
-	note    filllock.ReleaseNote
-	ours    bool // the fill still held the lock, and no tag had been invalidated
-	result  *Result
-	err     error // Redis has not been told
-	counted bool  // by Stats
-	told    bool  // by LoadDone
+	data   []byte // of entry; nil: the lock is released with note
+	note   filllock.ReleaseNote
+	ours   bool // the fill still held the lock, and no tag had been invalidated
+	result *Result
+	err    error // Redis has not been told
 }
 
 func (o *outcome) failed() bool { return o.Err != nil && !o.NotFound }

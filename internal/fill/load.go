@@ -18,8 +18,6 @@ type running struct {
 	*Filler
 	fills    []*filling
 	context  context.Context
-	result   Outcomes  // nil: the Loader has not returned
-	outcomes []Outcome // of the first of fills; only the goroutine of the Loader uses it
 	cancel   func()
 	stop     func()       // ends the renewals of the locks
 	sets     atomic.Int64 // that have not ended: the set, and those that it has left the keys of other servers to
@@ -49,19 +47,11 @@ func (x *set) callLoader(ctx context.Context) state {
 		x.abandonLoad(ctx, fmt.Errorf("singlefill: the load took longer than LoadTimeout (%v): %w", x.LoadTimeout, context.DeadlineExceeded))
 	}).Stop()
 	defer context.AfterFunc(x.Fills.Aborting(), func() { x.abandonLoad(ctx, flight.ErrClosed) })()
-	x.callUser(loadCtx)
-	x.call.judge()
+	outcomes := x.callUser(loadCtx)
 	if !x.call.claim() {
-		return elsewhere
+		return ended
 	}
-	x.loaded(x.call.outcomes)
-	return storing
-}
-
-// judge goes on with the results of the Loader.
-func (x *set) judge() state {
-	x.call.judge()
-	x.loaded(x.call.outcomes)
+	x.loaded(outcomes)
 	return storing
 }
 
@@ -136,12 +126,11 @@ func (x *set) renew(ctx, loadCtx context.Context, locks []*filllock.Lock) (stop 
 	return func() { cancel(); later() }
 }
 
-// callUser calls the Loader.
-func (x *set) callUser(ctx context.Context) {
+// callUser calls the Loader, and TTLFunc for each of its values.
+func (x *set) callUser(ctx context.Context) []Outcome {
 	r := x.call
 	if x.Fills.Aborting().Err() != nil {
-		r.outcomes = slices.Repeat([]Outcome{{Err: flight.ErrClosed, Passing: true}}, len(r.fills))
-		return
+		return slices.Repeat([]Outcome{{Err: flight.ErrClosed, Passing: true}}, len(r.fills))
 	}
 	keys := make([]string, len(r.fills))
 	for i, f := range r.fills {
@@ -152,28 +141,25 @@ func (x *set) callUser(ctx context.Context) {
 	for _, f := range r.fills {
 		f.fill.Call.Store(call)
 	}
-	r.result = x.User.Load(ctx, keys, x.from.Loader)
-}
-
-// judge takes the outcomes of the keys that have none.
-func (r *running) judge() {
-	for len(r.outcomes) < len(r.fills) {
-		o := r.outcomeOf(r.fills[len(r.outcomes)].key)
-		// A failure after the end of its context is passing, whatever the Loader makes of that end.
-		o.Passing = o.Passing || o.Err != nil && r.context.Err() != nil
-		r.outcomes = append(r.outcomes, o)
+	result := x.User.Load(ctx, keys, x.from.Loader)
+	outcomes := make([]Outcome, len(keys))
+	for i, key := range keys {
+		o := r.outcomeOf(result, key)
+		o.Passing = o.Passing || o.Err != nil && r.context.Err() != nil // whatever the Loader makes of the end of its context
+		outcomes[i] = o
 	}
+	return outcomes
 }
 
 // outcomeOf is the outcome of one key. TTLFunc may panic, which does no harm to other keys.
-func (r *running) outcomeOf(key string) (o Outcome) {
+func (r *running) outcomeOf(result Outcomes, key string) (o Outcome) {
 	defer func() {
 		if p := recover(); p != nil {
 			r.Events.LoadPanics(1)
-			o = r.User.Panicked(p)
+			o = r.User.Panicked(p, true)
 		}
 	}()
-	value, err := r.result(key)
+	value, err := result(key)
 	return r.User.Returned(key, value, err)
 }
 

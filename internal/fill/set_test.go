@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -205,94 +204,6 @@ func TestSet_DeleteTagDuringLoad(t *testing.T) {
 	})
 	if n, fenced := c.Stats().Stored, c.Stats().Fenced; err != nil || n != 39 || fenced != 1 {
 		t.Errorf("%d of 40 values are stored, %d refused, %v", n, fenced, err)
-	}
-}
-
-// A function of the user that calls runtime.Goexit for one key does no harm to the others.
-func TestSet_Goexit(t *testing.T) {
-	for what, opts := range map[string]singlefill.Options[string]{
-		"Marshal": {Codec: cachetest.BadCodec{Codec: singlefill.Raw, OnMarshal: func(v any) error { exitFor(v == "value of b"); return nil }}},
-		"TTLFunc": {Codec: singlefill.Raw, TTLFunc: func(key, _ string) time.Duration { exitFor(key == "b"); return time.Minute }},
-		"Tags":    {Codec: singlefill.Raw, Tags: func(key, _ string) []string { exitFor(key == "b"); return nil }},
-	} {
-		cachetest.RunInBubble(t, what, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-			c := cachetest.NewCacheIn(t, rdb, "ns", &opts)
-			got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "c"}, loadAll)
-			if len(got) != 2 || got["a"] == "" || got["c"] == "" || err == nil {
-				t.Errorf("got %v, %v", got, err)
-			}
-			synctest.Wait()
-			for _, key := range []string{"a", "b", "c"} {
-				cachetest.WantUnlocked(t, rdb, "ns", key)
-			}
-		})
-	}
-}
-
-// The same for a value that another process has stored before the call could lock its key.
-func TestSet_GoexitOfUnmarshal(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		ns, other := redistest.Namespace(t), redis.NewClient(rdb.Options())
-		defer other.Close()
-		there := cachetest.NewCacheIn(t, other, ns, &cachetest.Raw)
-		var once atomic.Bool
-		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
-			if strings.HasPrefix(cmds[0].Name(), "eval") && once.CompareAndSwap(false, true) {
-				return there.Set(context.Background(), "b", "bad")
-			}
-			return nil
-		}))
-		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{
-			Codec: cachetest.BadCodec{Codec: singlefill.Raw, OnUnmarshal: func(any) error { runtime.Goexit(); return nil }},
-		})
-		// The call reads b, and so ends its goroutine.
-		go func() { _, _ = c.GetOrLoadMany(t.Context(), []string{"a", "b", "c"}, loadAll) }()
-		synctest.Wait()
-		begun := time.Now()
-		got, err := there.GetOrLoadMany(t.Context(), []string{"a", "c"}, loadAll)
-		if took := time.Since(begun); len(got) != 2 || err != nil || took > time.Second {
-			t.Errorf("got %v, %v, after %v", got, err, took)
-		}
-		redistest.Must(t, there.Delete(t.Context(), "b"))
-	})
-}
-
-// Trace.WaitDone that calls runtime.Goexit keeps no caller, and does not keep Close from returning.
-//
-//fault:wait-done-exits
-func TestSet_GoexitOfWaitDone(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		opts := cachetest.Raw
-		there := cachetest.NewCaches(t, m, "ns", 1, &opts)[0]
-		exits := 0
-		opts.Trace = &singlefill.Trace{WaitDone: func(context.Context, singlefill.WaitInfo) { exits++; runtime.Goexit() }}
-		here, err := singlefill.New(rdb, "ns", time.Hour, &opts)
-		redistest.Must(t, err)
-		keys, source := []string{"a", "b", "c"}, cachetest.NewSource[string](t)
-		go func() {
-			_, _ = there.GetOrLoadMany(t.Context(), keys, func(ctx context.Context, keys []string) (map[string]string, error) {
-				_, err := source.Load(ctx, "the load")
-				if err != nil {
-					return nil, err
-				}
-				return loadAll(ctx, keys)
-			})
-		}()
-		load := source.Next(t)
-		waits := cachetest.GoGetMany(t.Context(), here, keys, loadAll)
-		time.Sleep(time.Second) // it has polled
-		load.Give("")
-		got, err := waits.Result(t)
-		if len(got) != len(keys) || err != nil || exits == 0 {
-			t.Errorf("got %v, %v after %d exits", got, err, exits)
-		}
-		redistest.Must(t, cachetest.Receive(t, "Close", cachetest.GoClose(t, here)))
-	})
-}
-
-func exitFor(key bool) {
-	if key {
-		runtime.Goexit()
 	}
 }
 

@@ -17,28 +17,21 @@ import (
 // store is the last turn of a load. Another set stores the keys of another server.
 func (x *set) store(ctx context.Context) state {
 	if len(x.fills) == 0 {
-		return ended
+		return x.over(ctx)
 	}
 	parts := client.InParts(x.Client, x.fills, func(f *filling) string { return f.lock.Keys.Lock })
 	for _, others := range parts[1:] {
 		x.split(others).goOn(ctx, storing)
 	}
 	x.fills = parts[0]
-	for _, f := range x.fills {
-		if !f.prepared {
-			x.at = f
-			x.prepare(f)
-			x.at, f.prepared = nil, true
-		}
-	}
 	var locked []*filling
 	for _, f := range x.fills {
-		switch {
-		case f.settled:
-		case f.unlocked:
+		x.prepare(f)
+	}
+	for _, f := range x.fills {
+		if f.unlocked {
 			x.share(ctx, f)
-			f.settled = true
-		default:
+		} else {
 			locked = append(locked, f)
 		}
 	}
@@ -48,29 +41,18 @@ func (x *set) store(ctx context.Context) state {
 	for _, f := range x.fills {
 		x.loadDone(ctx, f)
 	}
-	return ended
+	return x.over(ctx)
 }
 
 // count counts what has become of a load.
-func (x *set) count(o *outcome) {
-	if !o.counted {
-		o.counted = true
-		x.Events.CountLoad(&o.info, o.NotFound)
-	}
-}
+func (x *set) count(o *outcome) { x.Events.CountLoad(&o.info, o.NotFound) }
 
 // loadDone tells what has become of a load.
 func (x *set) loadDone(ctx context.Context, f *filling) {
-	o := &f.outcome
-	if o.told {
-		return
+	if call := f.outcome.call; call != nil {
+		ctx = call.Context
 	}
-	x.count(o)
-	o.told = true
-	if o.call != nil {
-		ctx = o.call.Context
-	}
-	x.Events.LoadDone(ctx, o.info)
+	x.Events.LoadDone(ctx, f.outcome.info)
 }
 
 // share gives the outcome of a load without the lock to the callers of this process. It is not stored: this process
@@ -119,24 +101,22 @@ func (x *set) commit(ctx context.Context, fills []*filling) {
 		if client.Unreachable(f.outcome.err) {
 			unreached = append(unreached, f) // counted when it is known whether the second attempt stores it
 		} else {
-			f.holds, f.settled = false, true
+			f.holds = false
 			x.count(&f.outcome) // before the callers continue
 		}
 		x.handOver(ctx, f, stamp)
-	}
-	for _, f := range fills {
-		if f.settled {
-			x.loadDone(ctx, f)
-		}
 	}
 	if len(unreached) > 0 { // once more, or for the first time, now that no caller waits
 		x.storeOrRelease(ctx, unreached)
 		x.dropped(ctx, unreached)
 	}
+	for _, f := range unreached {
+		x.count(&f.outcome)
+	}
 	for _, f := range fills {
 		// A value that the server never accepts, for example a value that is too large, must not keep the
 		// lock, nor must a server that refuses writes for a moment.
-		f.lock.InDoubt, f.holds, f.settled = f.lock.InDoubt || f.outcome.err != nil, false, true
+		f.lock.InDoubt, f.holds = f.lock.InDoubt || f.outcome.err != nil, false
 	}
 }
 

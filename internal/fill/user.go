@@ -14,9 +14,9 @@ type User interface {
 	// Returned is the outcome of a key for which a Loader has returned value and err.
 	Returned(key string, value any, err error) Outcome
 
-	// Panicked is the outcome of a panic with the argument p, or of runtime.Goexit, for which p is nil. It is called
-	// by a deferred function: the stack is the stack of the panic.
-	Panicked(p any) Outcome
+	// Panicked is the outcome of a panic with the argument p, or of runtime.Goexit, for which p is nil, in a load or
+	// elsewhere. It is called by a deferred function: the stack is the stack of the panic.
+	Panicked(p any, load bool) Outcome
 
 	// IsNotFound reports whether the source has no such value.
 	IsNotFound(err error) bool

@@ -6,22 +6,65 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"runtime/debug"
 	"slices"
-	"sync"
 )
 
 // ErrGoexit is the error of what has not returned.
 var ErrGoexit = errors.New("a Codec, Options.Tags or Options.Trace has called runtime.Goexit")
 
-// Each calls do with each of n numbers at the same time, and returns the errors. An errgroup would return one of them,
-// and take a call that ends by runtime.Goexit for a success.
+// A Failure is why a function has not returned, in another goroutine: a function of the user has panicked, or has
+// called runtime.Goexit. The goroutine that waits for it panics with the Failure.
+type Failure struct {
+	Value any // the argument of panic; nil: runtime.Goexit
+	Stack []byte
+}
+
+func (f *Failure) Error() string { return "panicked: " + Text(f.Value) }
+
+// Recovered returns the failure of a panic with the argument p, or nil if that is nil. It is called by a deferred
+// function.
+func Recovered(p any) *Failure {
+	if f, ok := p.(*Failure); ok || p == nil {
+		return f
+	}
+	return &Failure{p, debug.Stack()}
+}
+
+// Go calls do in another goroutine, and then done: with nil if do has returned.
+func Go(do func(), done func(*Failure)) {
+	go func() {
+		returned := false
+		defer func() {
+			f := Recovered(recover())
+			if f == nil && !returned {
+				f = &Failure{Stack: debug.Stack()}
+			}
+			done(f)
+		}()
+		do()
+		returned = true
+	}()
+}
+
+// Each calls do with each of n numbers at the same time, and returns the errors. A call that ends by runtime.Goexit has
+// ErrGoexit. If one panics, Each does. An errgroup would return one of the errors, and take runtime.Goexit for a
+// success.
 func Each(n int, do func(i int) error) []error {
 	errs := slices.Repeat([]error{ErrGoexit}, n)
-	var all sync.WaitGroup
+	failures := make(chan *Failure)
 	for i := range n {
-		all.Go(func() { errs[i] = do(i) })
+		Go(func() { errs[i] = do(i) }, func(f *Failure) { failures <- f })
 	}
-	all.Wait()
+	var panicked *Failure
+	for range n {
+		if f := <-failures; f != nil && f.Value != nil {
+			panicked = f
+		}
+	}
+	if panicked != nil {
+		panic(panicked)
+	}
 	return errs
 }
 

@@ -125,7 +125,7 @@ func (c *Reader) loadForAudit(ctx context.Context, l *flight.Load, f *flight.Fil
 		returned := false
 		defer func() {
 			if !returned {
-				failure = c.User.Panicked(recover()).Err
+				failure = c.User.Panicked(recover(), true).Err
 			}
 			close(done)
 		}()

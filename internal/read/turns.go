@@ -1,11 +1,12 @@
 package read
 
 import (
+	"cmp"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/foreign"
 )
 
 // parts returns asks in parts that are read together: a few hundred on one server.
@@ -22,15 +23,21 @@ func (c *call) readAll(asks []*ask) {
 // inParts calls do for each part of asks, and returns when all calls have.
 func (c *call) inParts(asks []*ask, do func(part []*ask)) {
 	parts := c.parts(asks)
-	var others sync.WaitGroup
-	for i, part := range parts {
-		if i < len(parts)-1 {
-			others.Go(func() { do(part) })
-		} else {
-			do(part)
-		}
+	if len(parts) == 1 {
+		do(parts[0])
+		return
 	}
-	others.Wait()
+	ended := make(chan *foreign.Failure)
+	for _, part := range parts {
+		foreign.Go(func() { do(part) }, func(f *foreign.Failure) { ended <- f })
+	}
+	var failure *foreign.Failure
+	for range parts {
+		failure = cmp.Or(failure, <-ended)
+	}
+	if failure != nil {
+		panic(failure)
+	}
 }
 
 // patience is how long a call that has missed keys waits for servers that have not answered.
@@ -49,19 +56,21 @@ func (c *call) read(asks []*ask) {
 	}
 	replies := make(chan reply, len(asks)+len(parts))
 	for _, part := range parts {
-		go func() {
-			defer func() { replies <- reply{part, true} }()
-			c.readPart(part, replies)
-		}()
+		foreign.Go(func() { c.readPart(part, replies) }, func(f *foreign.Failure) {
+			if f != nil {
+				c.reads.End(part) // other calls need not wait for this one
+			}
+			replies <- reply{last: true, failure: f}
+		})
 	}
 	var slow <-chan time.Time
+	var failure *foreign.Failure
 	for left := len(parts); left > 0; {
 		select {
 		case r := <-replies:
 			if r.last {
 				left--
-				r.asks = those(r.asks, func(a *ask) bool { return a.state == reading })
-				look(r.asks)
+				failure = cmp.Or(failure, r.failure)
 			}
 			if c.take(r.asks) && slow == nil {
 				slow = time.After(patience)
@@ -71,13 +80,16 @@ func (c *call) read(asks []*ask) {
 			c.join()
 		}
 	}
+	if failure != nil { // the other parts do not use the call any more
+		panic(failure)
+	}
 }
 
-// A reply is asks of a part that have been read. The last one is the whole part: what has had no reply by then gets
-// none, since Unmarshal has called runtime.Goexit. Fills decode it once more, and tell their callers.
+// A reply is asks of a part that have been read. The last one of a part has none.
 type reply struct {
-	asks []*ask
-	last bool
+	asks    []*ask
+	last    bool
+	failure *foreign.Failure // why the part has not been read
 }
 
 // readPart reads the keys of one server, and sends the replies, or takes them. It shares the reads
@@ -167,9 +179,8 @@ func (c *call) delegate(asks []*ask) {
 		all[i] = &ask{turn: delegated[i]}
 		all[i].Key = a.Key
 	}
-	go func() { // without c, which may be used again when its caller has left: see single
-		defer detached.reads.End(all)
+	foreign.Go(func() { // without c, which may be used again when its caller has left: see single
 		detached.readMine(all)
 		detached.refresh(slices.DeleteFunc(slices.Clone(all), func(a *ask) bool { return !detached.Store.Due(a.Lookup) }))
-	}()
+	}, func(*foreign.Failure) { detached.reads.End(all) }) // without a result the others of the batches read
 }

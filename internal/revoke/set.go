@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
@@ -112,15 +111,17 @@ func (x *Sets) SetMany(ctx context.Context, keys []string, valueOf func(key stri
 func (x *Sets) setAll(ctx context.Context, sets []set, into map[string]error) {
 	groups := client.ByNode(x.keys.client, sets, func(s set) string { return s.Value })
 	errs := make([][]error, len(groups))
-	var nodes sync.WaitGroup
-	for i, group := range groups {
-		errs[i] = slices.Repeat([]error{foreign.ErrGoexit}, len(group))
-		nodes.Go(func() { errs[i] = x.setOnNode(ctx, group) })
-	}
-	nodes.Wait()
+	left := foreign.Each(len(groups), func(i int) error {
+		errs[i] = x.setOnNode(ctx, groups[i])
+		return nil
+	})
 	for i, group := range groups {
 		for j, s := range group {
-			if err := errs[i][j]; err != nil {
+			err := left[i]
+			if err == nil {
+				err = errs[i][j]
+			}
+			if err != nil {
 				into[s.key] = value.Wrap(ctx, "set", err)
 			}
 		}
