@@ -18,12 +18,18 @@ import (
 // the Codec, so each caller owns its value. [Options] mean the same, but for these:
 //
 //   - Near is always on. Size is how many values are kept, by default 10,000: as bytes, and decoded
-//     for hits. A value that has no room is a miss, as if Redis had evicted it: those that were stored
-//     or read from the bytes longest ago go first. What failures leave for RetryAfter and FailureTTL
-//     does not count, nor do tags: some 100 bytes for each key of a tag. Both end by themselves, tags
-//     when their values would have ended, even if these had no room.
+//     for hits. What failed loads leave for RetryAfter and FailureTTL counts as a value. What has no
+//     room is a miss, as if Redis had evicted it: what was stored or read from the bytes longest ago
+//     goes first. Near.MaxBytes bounds the bytes and the decoded values together, each by its half. A
+//     key leaves its tags with its value.
 //   - LockTTL, RedisTimeout and Near.MaxLag are checked, and have no meaning.
 //   - MaxFleetLoads is refused: MaxLoads is the limit.
+//
+// A hit costs what it costs with Near. A miss starts a goroutine, and takes some hundred allocations,
+// beside the Loader. docs/migrate/memory.md says when a map or another cache is enough.
+//
+// To go to Redis, call [New] with a client and the same options. To come back, call NewLocal again. No
+// other line changes, and each begins with an empty cache, or with what Redis has.
 //
 // NewLocal starts no goroutine, and neither do values that wait for their end. It returns the errors of New.
 func NewLocal[T any](namespace string, ttl time.Duration, opts *Options[T]) (*Cache[T], error) {
@@ -35,16 +41,19 @@ func NewLocal[T any](namespace string, ttl time.Duration, opts *Options[T]) (*Ca
 		return nil, fmt.Errorf("singlefill: Options.MaxFleetLoads is %d: a local cache knows no fleet: 0 is allowed, and MaxLoads", o.MaxFleetLoads)
 	}
 	o.Near = cmp.Or(o.Near, new(Near))
-	rdb, free := local.New(namespace+":{", orDefault(o.Near.Size, 10_000)) // see value.Key
+	half := *o.Near
+	half.MaxBytes /= 2                                    // for the bytes, and as much for the values
+	rdb, free := local.New(namespace+":{", half.limits()) // see value.Key
 	c, err := newCache(rdb, namespace, ttl, &o, func(s *settings) {
 		// Only a process that gets no time for so long finds a command unanswered, or loses a lock.
-		s.redisTimeout, s.lockTTL = 10*time.Second, time.Minute
+		s.redisTimeout, s.lockTTL, s.near = 10*time.Second, time.Minute, &half
 	})
 	if err != nil {
 		free()
 		return nil, err
 	}
 	c.rooms.near.Alone()
+	rdb.Store.Lost = c.rooms.near.Forget
 	c.rooms.free = free
 	return c, nil
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/local"
 	"github.com/singlefill/singlefill/internal/near"
 )
 
@@ -25,6 +26,11 @@ import (
 type Near struct {
 	// Size is how many values are kept at most (W-TinyLFU). Default: 10,000.
 	Size int
+
+	// MaxBytes bounds the memory of what is kept, by the lengths of keys and entries and 256 bytes for
+	// each value: see docs/near.md. Size bounds it, too; a value counts for at least MaxBytes/Size. A
+	// value that is larger is not kept. At least 1 MiB. Default: 0, no bound.
+	MaxBytes int64
 
 	// TTL is how long a value is kept at most. At least 1 ms. Default: as long as it can be served.
 	TTL time.Duration
@@ -45,6 +51,8 @@ func checkNear(n *Near, rdb redis.UniversalClient) error {
 	switch {
 	case n.Size < 0:
 		return fmt.Errorf("singlefill: Near.Size is %d: at least 1 is allowed, or 0 for 10,000", n.Size)
+	case n.MaxBytes != 0 && n.MaxBytes < 1<<20:
+		return fmt.Errorf("singlefill: Near.MaxBytes is %d: at least 1 MiB is allowed, or 0 for no bound", n.MaxBytes)
 	case n.TTL != 0 && n.TTL < time.Millisecond:
 		return fmt.Errorf("singlefill: Near.TTL is %v: at least 1ms is allowed, or 0 for the life of the value", n.TTL)
 	case n.MaxLag != 0 && (n.MaxLag < 10*time.Millisecond || n.MaxLag > time.Hour):
@@ -64,10 +72,15 @@ func checkNear(n *Near, rdb redis.UniversalClient) error {
 	return nil
 }
 
+// limits returns how much memory keeps.
+func (n *Near) limits() local.Limits {
+	return local.Limits{Keys: orDefault(n.Size, 10_000), Bytes: n.MaxBytes}
+}
+
 // newTier returns the memory of a cache. background runs a function until the cache is closed.
 func newTier(c *client.Client, namespace string, n *Near, background func(run func(<-chan struct{})), dropped func()) *near.Tier {
 	c.ReadFromMasters()
-	return near.New(c, logKey(namespace), orDefault(n.Size, 10_000), orDefault(n.MaxLag, time.Second), background, dropped)
+	return near.New(c, logKey(namespace), n.limits(), orDefault(n.MaxLag, time.Second), background, dropped)
 }
 
 // logKey returns the key of the log of a namespace. It is no value key.

@@ -112,6 +112,7 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 		{rdb, fine, time.Minute, &options{Errors: map[string]error{long: errDown}}, `Options.Errors has the name "` + long[:100] + `": 1 to 100 bytes without control characters are allowed`},
 		{rdb, fine, time.Minute, &options{Errors: map[string]error{"down": nil}}, `Options.Errors has nil under the name "down": an error is needed`},
 		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{Size: -1}}, "Near.Size is -1: at least 1 is allowed, or 0 for 10,000"},
+		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{MaxBytes: 64}}, "Near.MaxBytes is 64: at least 1 MiB is allowed, or 0 for no bound"},
 		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{TTL: time.Microsecond}}, "Near.TTL is 1µs: at least 1ms is allowed, or 0 for the life of the value"},
 		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{MaxLag: time.Millisecond}}, "Near.MaxLag is 1ms: 10ms to 1h is allowed, or 0 for 1s"},
 		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{MaxLag: 2 * time.Hour}}, "Near.MaxLag is 2h0m0s: 10ms to 1h is allowed, or 0 for 1s"},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/foreign"
 	"github.com/singlefill/singlefill/internal/line"
+	"github.com/singlefill/singlefill/internal/local"
 )
 
 // A Client bounds and observes the commands of one cache or lock.
@@ -24,6 +25,7 @@ import (
 // See TestNew_UserClient.
 type Client struct {
 	Redis   redis.UniversalClient // use it only inside of Do
+	Local   *local.Store          // in place of a server; nil: there is one
 	Timeout time.Duration         // of each command
 	Servers Servers
 
@@ -65,7 +67,15 @@ func Check(rdb redis.UniversalClient) error {
 func New(rdb redis.UniversalClient, timeout time.Duration,
 	failed func(ctx context.Context, op string, err error), changed func(why error),
 	background func(run func(closing <-chan struct{}))) *Client {
+	memory, _ := rdb.(*local.Client)
+	if memory != nil {
+		rdb = memory.Client
+	}
 	c := &Client{Redis: rdb, Timeout: timeout, Servers: Servers{rdb: rdb}, failed: failed, background: background}
+	if memory != nil {
+		c.Local = memory.Store
+		c.Servers.one.Store(true)
+	}
 	c.changes.changed = changed
 	c.node = c.newNode(rdb, nil)
 	c.node.join()
@@ -221,6 +231,12 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 	var none R
 	if err := ctx.Err(); err != nil {
 		return none, sent, err
+	}
+	if c.Local != nil { // which has nothing to wait for
+		sent = time.Now()
+		what.admittedAt(sent)
+		r, err = run(ctx, nil)
+		return r, sent, err
 	}
 	n := c.nodeOf(what.Key)
 	p.rdb, p.timeout, p.ctx = c.Redis, c.Timeout, ctx

@@ -302,7 +302,8 @@ func (x *set) act(f *filling) filllock.Act {
 	if f.outcome.data == nil {
 		return f.lock.Release(f.outcome.note)
 	}
-	return f.lock.Store(f.outcome.data, x.Store.KeptFor(f.outcome.Life))
+	store := f.lock.Store(f.outcome.data, x.Store.KeptFor(f.outcome.Life))
+	return store.Tagged(x.Tags.Tagging(f.key, f.outcome.tags, x.since))
 }
 
 // do carries out acts, one of each fill. It returns the fills whose values the server has refused.

@@ -7,11 +7,21 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/local"
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
 //go:embed lua/delete_if.lua
 var deleteIfLua string
+
+// Delete removes the values and locks of pairs without Redis.
+func Delete(memory *local.Store, pairs []Pair) {
+	for _, pair := range pairs {
+		step := memory.Begin(pair.Value)
+		step.Del(pair.Value, pair.Lock)
+		step.End()
+	}
+}
 
 // DeleteIf removes the entry of pair whose ID is id, and invalidates a running load, in one step on
 // the server. If the key holds another entry, or none, it changes nothing.
@@ -25,6 +35,10 @@ var deleteIfLua string
 // was removed: otherwise the fill is about a newer entry. See TestNearRules_DeletedElsewhere,
 // TestNear_DeleteIfLostReply, TestDeleteIf_DuringLoad.
 func DeleteIf(ctx context.Context, c *client.Client, pair Pair, id uint64) (deleted, lost bool, err error) {
+	if c.Local != nil {
+		deleted, err = client.InOneStep(ctx, c, []string{pair.Value, pair.Lock}, pair.judgeDeleteIf(entry.Random(id)))
+		return deleted, false, err
+	}
 	const unrun = -1
 	random, what := entry.Random(id), client.Command{Op: "delete", Key: pair.Value, Within: c.Timeout, Again: client.Always}
 	r := client.DoTries(ctx, c, what, func(ctx context.Context) (int, error) {
@@ -41,20 +55,17 @@ func DeleteIf(ctx context.Context, c *client.Client, pair Pair, id uint64) (dele
 		return r.Value == 1, r.Lost, r.Err
 	}
 	watched := client.DoTries(ctx, c, what, func(ctx context.Context) (bool, error) {
-		return client.Watch(ctx, c.Redis, []string{pair.Value, pair.Lock}, pair.watchDeleteIf(random))
+		return client.InOneStep(ctx, c, []string{pair.Value, pair.Lock}, pair.judgeDeleteIf(random))
 	})
 	return watched.Value, watched.Lost, watched.Err
 }
 
-func (pair Pair) watchDeleteIf(random string) client.WatchFunc {
-	return func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
-		found, err := tx.GetRange(ctx, pair.Value, entry.RandomAt, entry.HeaderLen-1).Result()
-		if err != nil && !client.WrongType(err) {
+func (pair Pair) judgeDeleteIf(random string) client.Judge {
+	return func(tx client.Tx) (func(client.Writer), bool, error) {
+		found, err := tx.GetRange(pair.Value, entry.RandomAt, entry.HeaderLen-1)
+		if err != nil || found != random {
 			return nil, false, err
 		}
-		if found != random {
-			return nil, false, nil
-		}
-		return func(p redis.Pipeliner) { p.Del(ctx, pair.Value, pair.Lock) }, true, nil
+		return func(w client.Writer) { w.Del(pair.Value, pair.Lock) }, true, nil
 	}
 }

@@ -27,6 +27,9 @@ func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
 		return nil
 	}
 	now := time.Now()
+	if c.Local != nil {
+		return expireEach(ctx, c, pairs, now)
+	}
 	what := client.Command{Op: "expire", Key: pairs[0].Value, Keys: len(pairs), Within: c.Timeout, Again: client.Always}
 	refused, err := client.DoWithin(ctx, c, what, func(ctx context.Context) (refused []Pair, err error) {
 		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
@@ -50,32 +53,40 @@ func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
 		}
 		return refused, nil
 	})
-	for _, pair := range refused {
+	if err != nil {
+		return err
+	}
+	return expireEach(ctx, c, refused, now)
+}
+
+// expireEach expires pairs one after the other.
+func expireEach(ctx context.Context, c *client.Client, pairs []Pair, now time.Time) (err error) {
+	for _, pair := range pairs {
+		_, err = client.Do(ctx, c, "expire", pair.Value, func(ctx context.Context) (bool, error) {
+			return client.InOneStep(ctx, c, []string{pair.Value, pair.Lock}, pair.judgeExpire(now))
+		})
 		if err != nil {
 			break
 		}
-		_, err = client.Do(ctx, c, "expire", pair.Value, func(ctx context.Context) (bool, error) {
-			return client.Watch(ctx, c.Redis, []string{pair.Value, pair.Lock}, pair.watchExpire(now))
-		})
 	}
 	return err
 }
 
-func (pair Pair) watchExpire(now time.Time) client.WatchFunc {
-	return func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
-		header, err := tx.GetRange(ctx, pair.Value, 0, entry.HeaderLen-1).Result()
-		if err != nil && !client.WrongType(err) {
+func (pair Pair) judgeExpire(now time.Time) client.Judge {
+	return func(tx client.Tx) (func(client.Writer), bool, error) {
+		header, err := tx.GetRange(pair.Value, 0, entry.HeaderLen-1)
+		if err != nil {
 			return nil, false, err
 		}
 		patches := entry.Expire(header, now)
-		return func(p redis.Pipeliner) {
+		return func(w client.Writer) {
 			if patches == nil {
-				p.Del(ctx, pair.Value)
+				w.Del(pair.Value)
 			}
 			for _, patch := range patches {
-				p.SetRange(ctx, pair.Value, patch.At, patch.Bytes)
+				w.SetRange(pair.Value, patch.At, patch.Bytes)
 			}
-			p.Del(ctx, pair.Lock)
+			w.Del(pair.Lock)
 		}, patches != nil, nil
 	}
 }

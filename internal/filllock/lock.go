@@ -15,6 +15,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/local"
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
@@ -69,7 +70,7 @@ type Lock struct {
 	held time.Time
 }
 
-// args are arguments of commands, which are made once.
+// args are arguments of commands, which are made once. Without Redis there are none.
 type args struct{ value, lock, token, ttl any }
 
 // New returns a new attempt, which holds nothing yet.
@@ -81,9 +82,14 @@ func New(c *client.Client, pair Pair, ttl time.Duration) *Lock {
 // which waiters see what one process loads at once.
 func NewMany(c *client.Client, pairs []Pair, ttl time.Duration) []*Lock {
 	token, all, locks := rand.Text(), make([]Lock, len(pairs)), make([]*Lock, len(pairs)) // two allocations
-	args := args{token: token, ttl: ttl.Milliseconds()}
+	var args args
+	if c.Local == nil {
+		args.token, args.ttl = token, ttl.Milliseconds()
+	}
 	for i, pair := range pairs {
-		args.value, args.lock = pair.Value, pair.Lock
+		if c.Local == nil {
+			args.value, args.lock = pair.Value, pair.Lock
+		}
 		all[i] = Lock{Keys: pair, client: c, token: token, ttl: ttl, args: args}
 		locks[i] = &all[i]
 	}
@@ -145,6 +151,14 @@ type Reply struct {
 // second copy arrives after a Delete, the same token holds the lock again: a value loaded before
 // the Delete would be stored after it. See TestLock_LateGrant.
 func GetOrLock(ctx context.Context, within time.Duration, locks []*Lock, queries []Query) []Answer {
+	if c, sent := locks[0].client, time.Now(); c.Local != nil {
+		answers := make([]Answer, len(locks))
+		for i, l := range locks {
+			answers[i].Value, answers[i].Err = l.judgeGetOrLock(ctx, queries[i])
+			l.answered(within, queries[i], sent, answers[i])
+		}
+		return answers
+	}
 	calls := make([]client.ScriptCall, len(locks))
 	for i, l := range locks {
 		q := queries[i]
@@ -163,7 +177,7 @@ func GetOrLock(ctx context.Context, within time.Duration, locks []*Lock, queries
 		what := what
 		what.Key, what.Sent = locks[i].Keys.Value, &sent[i]
 		answers[i] = client.DoTries(ctx, c, what, func(ctx context.Context) (Reply, error) {
-			return locks[i].watchGetOrLock(ctx, queries[i])
+			return locks[i].judgeGetOrLock(ctx, queries[i])
 		})
 	})
 	for i, l := range locks {
@@ -244,11 +258,34 @@ type Act struct {
 	lock *Lock
 	op   string
 	client.ScriptCall
-	keys [2]string // the second may be empty
-	twin client.WatchFunc
+	keys    [2]string // the second may be empty
+	twin    client.Judge
+	tagging local.Tagging
 }
 
-func (l *Lock) act(op string, script client.Script, keys [2]string, twin client.WatchFunc, args ...any) Act {
+// Tagged is the act with the tags of the value that it stores. With Redis they have been noted before: see package tags.
+func (a Act) Tagged(t local.Tagging) Act {
+	a.tagging = t
+	return a
+}
+
+// inMemory carries out an act without Redis. It releases the lock of a value whose tags have been invalidated.
+func (a Act) inMemory() (done bool, err error) {
+	l := a.lock
+	step := l.client.Local.Begin(l.Keys.Lock)
+	defer step.End()
+	write, done, err := a.twin(&step)
+	if done && write != nil && !step.Tag(l.Keys.Value, a.tagging) {
+		write, _, err = l.judgeRelease(ReleaseNote{})(&step)
+		done = false
+	}
+	if write != nil {
+		write(&step)
+	}
+	return done, err
+}
+
+func (l *Lock) act(op string, script client.Script, keys [2]string, twin client.Judge, args ...any) Act {
 	call := script.Call(2, 1+len(args))
 	for _, key := range keys {
 		switch key {
@@ -260,13 +297,19 @@ func (l *Lock) act(op string, script client.Script, keys [2]string, twin client.
 			call[2] = 1
 		}
 	}
-	return Act{l, op, client.ScriptCall{Script: script, Args: append(append(call, l.args.token), args...)}, keys, twin}
+	return Act{lock: l, op: op, ScriptCall: client.ScriptCall{Script: script, Args: append(append(call, l.args.token), args...)}, keys: keys, twin: twin}
 }
 
 // Do carries out acts on keys of one server, in one pipeline. Each has its own answer: whether the attempt held the
 // lock, or an error.
 func Do(ctx context.Context, within time.Duration, acts ...Act) []Done {
-	c := acts[0].lock.client
+	c, all := acts[0].lock.client, make([]Done, len(acts))
+	if c.Local != nil {
+		for i, act := range acts {
+			all[i].Value, all[i].Err = act.inMemory()
+		}
+		return all
+	}
 	what := client.Command{Op: acts[0].op, Key: acts[0].keys[0], Keys: len(acts), Holds: true, Within: within, Again: client.Always}
 	calls := make([]client.ScriptCall, len(acts))
 	for i, act := range acts {
@@ -280,7 +323,6 @@ func Do(ctx context.Context, within time.Duration, acts ...Act) []Done {
 		}
 		return done, err
 	})
-	all := make([]Done, len(acts))
 	for i, r := range replies {
 		all[i] = Done{Value: r.Value == 1, Err: r.Err, Lost: r.Lost}
 	}
@@ -288,7 +330,7 @@ func Do(ctx context.Context, within time.Duration, acts ...Act) []Done {
 		act, what := acts[i], what
 		what.Op, what.Key = act.op, act.keys[0]
 		all[i] = client.DoTries(ctx, c, what, func(ctx context.Context) (bool, error) {
-			return client.Watch(ctx, c.Redis, slices.DeleteFunc(act.keys[:], func(key string) bool { return key == "" }), act.twin)
+			return client.InOneStep(ctx, c, slices.DeleteFunc(act.keys[:], func(key string) bool { return key == "" }), act.twin)
 		})
 	})
 	return all
@@ -310,7 +352,10 @@ func (a Act) Do(ctx context.Context, within time.Duration) (done bool, err error
 // stored: the first copy of the command stored it, and its reply was lost. Headers are random, so
 // no two entries are equal. See TestCommand_LostOnce.
 func (l *Lock) Store(data []byte, life time.Duration) Act {
-	return l.act("store", storeScript, [2]string{l.Keys.Value, l.Keys.Lock}, l.watchStore(data, life),
+	if l.client.Local != nil {
+		return Act{lock: l, twin: l.judgeStore(data, life)}
+	}
+	return l.act("store", storeScript, [2]string{l.Keys.Value, l.Keys.Lock}, l.judgeStore(data, life),
 		l.stamp, data, life.Milliseconds())
 }
 
@@ -336,7 +381,7 @@ func (v ReleaseNote) life(ttl time.Duration) time.Duration { return max(ttl, v.R
 // mark. The callers that waited share the failure; otherwise each of them would load and fail in
 // turn. A new caller may take the lock before they ask again. See TestOrders_FailedLoad.
 func (l *Lock) Release(v ReleaseNote) Act {
-	return l.act("release", releaseScript, [2]string{l.Keys.Lock, l.Keys.Value}, l.watchRelease(v), l.stamp,
+	return l.act("release", releaseScript, [2]string{l.Keys.Lock, l.Keys.Value}, l.judgeRelease(v), l.stamp,
 		v.Failure, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), v.Drop, v.Remember.Milliseconds())
 }
 
@@ -356,10 +401,10 @@ func (l *Lock) Late() time.Time { return l.late }
 // server may have granted the lock just before; it executes the abandonment as soon as it goes on.
 // See TestServer_FrozenTakesNothing.
 func (l *Lock) Abandon() Act {
-	return l.act("abandon", abandonScript, [2]string{l.Keys.Lock}, l.watchAbandon, l.args.ttl)
+	return l.act("abandon", abandonScript, [2]string{l.Keys.Lock}, l.judgeAbandon, l.args.ttl)
 }
 
 // Renew prolongs the lock. The answer is false if the lock is lost.
 func (l *Lock) Renew() Act {
-	return l.act("renew", renewScript, [2]string{l.Keys.Lock}, l.watchRenew, l.stamp, l.args.ttl)
+	return l.act("renew", renewScript, [2]string{l.Keys.Lock}, l.judgeRenew, l.stamp, l.args.ttl)
 }

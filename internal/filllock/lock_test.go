@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
@@ -71,6 +72,11 @@ func openMini(t testing.TB) backend {
 
 func openMiniWatch(t testing.TB) backend {
 	m, rdb := redistest.StartMini(t)
+	refuseScripts(m)
+	return backend{rdb, redistest.NewMiniClient(t, m)}
+}
+
+func refuseScripts(m *miniredis.Miniredis) {
 	m.Server().SetPreHook(func(p *server.Peer, cmd string, _ ...string) bool {
 		if strings.HasPrefix(cmd, "EVAL") {
 			p.WriteError("NOPERM this user has no permissions to run the '" + strings.ToLower(cmd) + "' command")
@@ -78,7 +84,6 @@ func openMiniWatch(t testing.TB) backend {
 		}
 		return false
 	})
-	return backend{rdb, redistest.NewMiniClient(t, m)}
 }
 
 func openReal(t testing.TB) backend {

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/local"
 )
 
 //go:embed lua/set.lua
@@ -24,13 +25,27 @@ var setScript = newScript(setLua)
 // TestSet_LostReply.
 type Set struct {
 	Pair
+	local.Tagging
 	Data []byte
 	Life time.Duration
+}
+
+// inMemory sets a value without Redis.
+func (s Set) inMemory(c *client.Client) {
+	step := c.Local.Begin(s.Value)
+	defer step.End()
+	step.Tag(s.Value, s.Tagging)
+	step.Set(s.Value, string(s.Data), s.Life)
+	step.Del(s.Lock)
 }
 
 // Do runs one Set. It reports whether a load may have been invalidated: those that wait for it are to be
 // woken.
 func (s Set) Do(ctx context.Context, c *client.Client) (superseded bool, err error) {
+	if c.Local != nil {
+		s.inMemory(c)
+		return false, nil
+	}
 	var caller client.Caller
 	defer caller.Leave()
 	var sent time.Time
@@ -55,6 +70,12 @@ func (s Set) Do(ctx context.Context, c *client.Client) (superseded bool, err err
 // SetMany runs sets of one node in one round trip. It returns the error of each, and one of the
 // node. Without scripts the sets are done one after the other.
 func SetMany(ctx context.Context, c *client.Client, sets []Set) (errs []error, err error) {
+	if errs = make([]error, len(sets)); c.Local != nil {
+		for _, s := range sets {
+			s.inMemory(c)
+		}
+		return errs, nil
+	}
 	calls := make([]client.ScriptCall, len(sets))
 	for i, s := range sets {
 		calls[i] = client.ScriptCall{Script: setScript, Args: append(setScript.Call(2, 2), s.Value, s.Lock, s.Data, s.Life.Milliseconds())}
@@ -67,7 +88,6 @@ func SetMany(ctx context.Context, c *client.Client, sets []Set) (errs []error, e
 		}
 		return false, err
 	})
-	errs = make([]error, len(sets))
 	var lost []Set
 	var why []error
 	for i, r := range replies {

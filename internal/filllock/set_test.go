@@ -29,7 +29,7 @@ func (f backend) fixtures(t testing.TB, n int) []*fixture {
 // setsOf returns a Set for each of the fixtures. Each has another value and another life.
 func setsOf(all []*fixture) (sets []Set) {
 	for i, b := range all {
-		sets = append(sets, Set{Pair{b.Keys.Value, b.Keys.Lock}, fmt.Appendf(nil, "entry %d", i), lifeOf(i)})
+		sets = append(sets, Set{Pair: b.Keys, Data: fmt.Appendf(nil, "entry %d", i), Life: lifeOf(i)})
 	}
 	return sets
 }

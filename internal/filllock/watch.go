@@ -3,8 +3,6 @@ package filllock
 import (
 	"context"
 	"crypto/rand"
-	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -16,35 +14,36 @@ import (
 
 // Where the server refuses scripts, each command of the fill lock is a transaction: it watches and
 // reads the keys, decides, and writes with MULTI and EXEC on the same connection. So nothing is
-// written if a key has changed since it was read. Each decides as the script of the same name does.
+// written if a key has changed since it was read. A cache without Redis runs the same functions, each in
+// one step of its Store. Each decides as the script of the same name does.
 //
 // Each script exists a second time in Go. Some managed services refuse scripts. GET followed by SET
-// would be no replacement; WATCH is one, if both decide equally. See TestWatch_AgreesWithScripts.
+// would be no replacement; WATCH is one, if both decide equally. See TestActs_Agree.
 
-// watchGetOrLock is GetOrLock.
-func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error) {
-	_, err = client.Watch(ctx, l.client.Redis, []string{l.Keys.Value, l.Keys.Lock}, func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
-		header, err := tx.GetRange(ctx, l.Keys.Value, 0, entry.HeaderLen-1).Result()
-		if err != nil && !client.WrongType(err) {
+// judgeGetOrLock is GetOrLock.
+func (l *Lock) judgeGetOrLock(ctx context.Context, q Query) (r Reply, err error) {
+	_, err = client.InOneStep(ctx, l.client, []string{l.Keys.Value, l.Keys.Lock}, func(tx client.Tx) (func(client.Writer), bool, error) {
+		header, err := tx.GetRange(l.Keys.Value, 0, entry.HeaderLen-1)
+		if err != nil {
 			return nil, false, err
 		}
 		if header != "" && header != q.Known {
-			stored, err := getString(ctx, tx, l.Keys.Value)
+			stored, err := tx.Get(l.Keys.Value)
 			if stored == "" && err == nil {
 				err = redis.TxFailedErr // it has just been removed: read again
 			}
 			r = Reply{Status: Hit, Text: stored}
 			return nil, err == nil, err
 		}
-		record, err := getString(ctx, tx, l.Keys.Lock)
+		record, err := tx.Get(l.Keys.Lock)
 		if err != nil {
 			return nil, false, err
 		}
-		left, err := tx.PTTL(ctx, l.Keys.Lock).Result()
+		left, err := tx.PTTL(l.Keys.Lock)
 		if err != nil {
 			return nil, false, err
 		}
-		now, err := tx.Time(ctx).Result()
+		now, err := tx.Time()
 		_, _, _, failure := splitRecord(record)
 		decides := strings.HasPrefix(record, "F") && (q.For != Unusable || !rememberedUntil(&failure).IsZero())
 		// Without the right to ask for the time, now is zero.
@@ -57,7 +56,7 @@ func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 		if write == "" {
 			return nil, true, nil
 		}
-		return func(p redis.Pipeliner) { p.Set(ctx, l.Keys.Lock, write, l.ttl) }, true, nil
+		return func(w client.Writer) { w.Set(l.Keys.Lock, write, l.ttl) }, true, nil
 	})
 	return r, err
 }
@@ -80,8 +79,11 @@ func (l *Lock) judge(record string, left time.Duration, now time.Time, q Query, 
 	if left < 0 {
 		state, failure = "", ""
 	}
-	micros, _ := strconv.ParseInt(stamp, 10, 64)
-	at := time.UnixMicro(micros)
+	var at time.Time
+	if state == "H" || state == "F" {
+		micros, _ := strconv.ParseInt(stamp, 10, 64)
+		at = time.UnixMicro(micros)
+	}
 	if state == "H" {
 		return Reply{Status: Busy, Text: token, Left: left, Age: now.Sub(at)}, ""
 	}
@@ -98,9 +100,15 @@ func (l *Lock) judge(record string, left time.Duration, now time.Time, q Query, 
 	}
 	stamp = rand.Text()[:stampLen]
 	if !now.IsZero() {
-		stamp = fmt.Sprintf("%016d", now.UnixMicro())
+		stamp = digits(now.UnixMicro())
 	}
 	return Reply{Status: Locked, Text: stamp}, "H" + l.token + stamp + failure
+}
+
+// digits returns a time in µs as records have it.
+func digits(micros int64) string {
+	text := strconv.AppendInt(make([]byte, 0, stampLen+1), micros, 10)
+	return strings.Repeat("0", max(0, stampLen-len(text))) + string(text)
 }
 
 // splitRecord returns the parts of a record in a lock key. They are empty if it is not a record.
@@ -129,36 +137,36 @@ func rememberedUntil(failure *string) (until time.Time) {
 	return time.UnixMicro(int64(micros))
 }
 
-func (l *Lock) watchStore(data []byte, life time.Duration) client.WatchFunc {
-	return func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
-		token, grant, err := l.holds(ctx, tx)
+func (l *Lock) judgeStore(data []byte, life time.Duration) client.Judge {
+	return func(tx client.Tx) (func(client.Writer), bool, error) {
+		token, grant, err := l.holds(tx)
 		if err != nil {
 			return nil, false, err
 		}
 		if grant {
-			return func(p redis.Pipeliner) {
-				p.Set(ctx, l.Keys.Value, data, life)
-				p.Del(ctx, l.Keys.Lock)
+			return func(w client.Writer) {
+				w.Set(l.Keys.Value, string(data), life)
+				w.Del(l.Keys.Lock)
 			}, true, nil
 		}
-		stored, err := getString(ctx, tx, l.Keys.Value)
+		stored, err := tx.Get(l.Keys.Value)
 		if err != nil || !token {
 			return nil, stored == string(data), err
 		}
-		return func(p redis.Pipeliner) { p.Del(ctx, l.Keys.Lock) }, stored == string(data), nil
+		return func(w client.Writer) { w.Del(l.Keys.Lock) }, stored == string(data), nil
 	}
 }
 
-func (l *Lock) watchRelease(v ReleaseNote) client.WatchFunc {
-	return func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
-		token, grant, err := l.holds(ctx, tx)
+func (l *Lock) judgeRelease(v ReleaseNote) client.Judge {
+	return func(tx client.Tx) (func(client.Writer), bool, error) {
+		token, grant, err := l.holds(tx)
 		if err != nil || !token {
 			return nil, false, err
 		}
 		var retry int64
 		failure := v.Failure
 		if v.RetryAfter >= time.Millisecond || v.Remember >= time.Millisecond {
-			now, err := tx.Time(ctx).Result()
+			now, err := tx.Time()
 			if err != nil {
 				return nil, false, err
 			}
@@ -167,65 +175,56 @@ func (l *Lock) watchRelease(v ReleaseNote) client.WatchFunc {
 				retry = after(v.RetryAfter)
 			}
 			if v.Remember >= time.Millisecond {
-				failure = fmt.Sprintf("T%016d%s", after(v.Remember), failure)
+				failure = "T" + digits(after(v.Remember)) + failure
 			}
 		}
-		return func(p redis.Pipeliner) {
+		return func(w client.Writer) {
 			if grant && v.Drop {
-				p.Del(ctx, l.Keys.Value)
+				w.Del(l.Keys.Value)
 			}
 			if grant && (v.Failure != "" || retry > 0) {
-				p.Set(ctx, l.Keys.Lock, fmt.Sprintf("F%s%016d%s", l.token, retry, failure), v.life(l.ttl))
+				w.Set(l.Keys.Lock, "F"+l.token+digits(retry)+failure, v.life(l.ttl))
 			} else {
-				p.Del(ctx, l.Keys.Lock)
+				w.Del(l.Keys.Lock)
 			}
 		}, grant, nil
 	}
 }
 
-func (l *Lock) watchAbandon(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
-	record, err := getString(ctx, tx, l.Keys.Lock)
+func (l *Lock) judgeAbandon(tx client.Tx) (func(client.Writer), bool, error) {
+	record, err := tx.Get(l.Keys.Lock)
 	if err != nil {
 		return nil, false, err
 	}
 	switch state, token, _, _ := splitRecord(record); {
 	case state == "H" && token == l.token:
-		return func(p redis.Pipeliner) { p.Del(ctx, l.Keys.Lock) }, true, nil
+		return func(w client.Writer) { w.Del(l.Keys.Lock) }, true, nil
 	case record == "":
-		return func(p redis.Pipeliner) { p.SetNX(ctx, l.Keys.Lock, "X"+l.token, l.ttl) }, false, nil
+		return func(w client.Writer) { w.SetNX(l.Keys.Lock, "X"+l.token, l.ttl) }, false, nil
 	case state == "F" || state == "X":
 		// A transaction of this attempt that has seen the same record fails once the record is touched.
-		left, err := tx.PTTL(ctx, l.Keys.Lock).Result()
+		left, err := tx.PTTL(l.Keys.Lock)
 		if err != nil || left < time.Millisecond {
 			return nil, false, err
 		}
-		return func(p redis.Pipeliner) { p.PExpire(ctx, l.Keys.Lock, left) }, false, nil
+		return func(w client.Writer) { w.PExpire(l.Keys.Lock, left) }, false, nil
 	}
 	return nil, false, nil
 }
 
-func (l *Lock) watchRenew(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
-	_, grant, err := l.holds(ctx, tx)
+func (l *Lock) judgeRenew(tx client.Tx) (func(client.Writer), bool, error) {
+	_, grant, err := l.holds(tx)
 	if err != nil || !grant {
 		return nil, false, err
 	}
-	return func(p redis.Pipeliner) { p.PExpire(ctx, l.Keys.Lock, l.ttl) }, true, nil
+	return func(w client.Writer) { w.PExpire(l.Keys.Lock, l.ttl) }, true, nil
 }
 
 // holds reports whether this attempt's token holds the lock, and whether it does so by the known
 // grant.
-func (l *Lock) holds(ctx context.Context, tx *redis.Tx) (token, grant bool, err error) {
-	record, err := getString(ctx, tx, l.Keys.Lock)
+func (l *Lock) holds(tx client.Tx) (token, grant bool, err error) {
+	record, err := tx.Get(l.Keys.Lock)
 	state, holder, stamp, _ := splitRecord(record)
 	token = state == "H" && holder == l.token
 	return token, token && stamp == l.stamp, err
-}
-
-// getString returns a string key. A missing key or one of a foreign type counts as empty.
-func getString(ctx context.Context, tx *redis.Tx, key string) (string, error) {
-	s, err := tx.Get(ctx, key).Result()
-	if errors.Is(err, redis.Nil) || client.WrongType(err) {
-		return "", nil
-	}
-	return s, err
 }

@@ -2,11 +2,13 @@ package local_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,8 +22,8 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-func newClient(t testing.TB, size int) *redis.Client {
-	rdb, free := local.New("", size)
+func newClient(t testing.TB, most local.Limits) *local.Client {
+	rdb, free := local.New("", most)
 	t.Cleanup(free)
 	return rdb
 }
@@ -32,52 +34,31 @@ type step func(ctx context.Context, c redis.Cmdable) redis.Cmder
 // randomStep returns a command on one of few keys, so that most find what others have left.
 func randomStep(r *rand.Rand, ns string) step {
 	n := func(of int) string { return fmt.Sprint(r.IntN(of)) }
-	text, hash, set := ns+":{"+n(3)+"}", ns+":{"+n(2)+"}:hash", ns+":{"+n(2)+"}:set"
+	text, other := ns+":{"+n(3)+"}", ns+":{"+n(2)+"}:lock"
 	value := strings.Repeat(n(10), r.IntN(4))
-	from, to, score := int64(r.IntN(6)), int64(r.IntN(8)), float64(r.IntN(9))
-	field, other := "f"+n(4), "f"+n(4)
+	from, to := int64(r.IntN(6)), int64(r.IntN(8))
 	life := time.Duration(1+r.IntN(9)) * time.Hour
 	return []step{
 		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.Get(ctx, text) },
 		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.GetRange(ctx, text, from, to) },
 		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.Set(ctx, text, []byte(value), life) },
 		func(ctx context.Context, c redis.Cmdable) redis.Cmder {
-			return c.Set(ctx, text, value, life+time.Millisecond)
+			return c.Set(ctx, other, value, life+time.Millisecond)
 		},
 		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.SetNX(ctx, text, value, life) },
 		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.SetRange(ctx, text, from, value) },
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.Del(ctx, text, hash) },
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.Unlink(ctx, set, text) },
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.Exists(ctx, text, hash, set) },
+		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.Del(ctx, text, other) },
+		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.Unlink(ctx, other, text) },
+		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.Exists(ctx, text, other) },
 		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.PTTL(ctx, text) },
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.PTTL(ctx, hash) },
+		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.PTTL(ctx, other) },
 		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.PExpire(ctx, text, life) },
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.PExpire(ctx, set, life) },
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.PExpire(ctx, hash, 0) },
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.HGet(ctx, hash, field) },
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.HMGet(ctx, hash, field, other) },
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder {
-			return c.HSet(ctx, hash, field, value, other, 7)
-		},
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.HSetNX(ctx, hash, field, value) },
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.HDel(ctx, hash, field, other) },
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.HRandFieldWithValues(ctx, hash, 9) },
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder {
-			return c.ZAddGT(ctx, set, redis.Z{Score: score, Member: field}, redis.Z{Score: score + 0.5, Member: other})
-		},
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.ZRem(ctx, set, field, other) },
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder {
-			return c.ZRangeByScoreWithScores(ctx, set, &redis.ZRangeBy{Min: "-inf", Max: "+inf", Count: 1 + to})
-		},
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder {
-			return c.ZRemRangeByScore(ctx, set, fmt.Sprint(from), fmt.Sprint(to))
-		},
-		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.ZScan(ctx, set, 0, "", 500) },
+		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.PExpire(ctx, other, 0) },
 		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.Scan(ctx, 0, ns+":{*}", 1<<30) },
 		func(ctx context.Context, c redis.Cmdable) redis.Cmder {
-			return c.Scan(ctx, 0, client.Literal(ns)+":{*}:set", 1<<30)
+			return c.Scan(ctx, 0, client.Literal(ns)+":{*}:lock", 1<<30)
 		},
-	}[r.IntN(27)]
+	}[r.IntN(15)]
 }
 
 // said returns what a command has returned. Times are rounded, and replies without an order are sorted.
@@ -85,22 +66,15 @@ func said(cmd redis.Cmder) string {
 	switch cmd := cmd.(type) {
 	case *redis.DurationCmd:
 		return fmt.Sprint(cmd.Val().Round(time.Minute), int64(min(cmd.Val(), 0)), cmd.Err())
-	case *redis.KeyValueSliceCmd:
-		all := cmd.Val()
-		slices.SortFunc(all, func(a, b redis.KeyValue) int { return strings.Compare(a.Key, b.Key) })
-		return fmt.Sprint(all, cmd.Err())
 	case *redis.ScanCmd:
 		all, cursor := cmd.Val()
-		if cmd.Name() == "scan" {
-			slices.Sort(all)
-		}
+		slices.Sort(all)
 		return fmt.Sprint(all, cursor, cmd.Err())
 	}
 	return cmd.String()
 }
 
-// The client answers as a real server does, alone, in pipelines and in transactions, and its transactions fail if
-// what they watch has changed.
+// The client answers as a real server does, alone and in pipelines.
 func TestClient_AgreesWithRedis(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
@@ -108,55 +82,28 @@ func TestClient_AgreesWithRedis(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	ns := redistest.Namespace(t)
 	redistest.Planted(t, ns)
-	clients := []*redis.Client{redistest.Shared(t).Client(t), newClient(t, 1000)}
-	var tags []string // in different slots, as a transaction may disturb others of its slot
-	for n := 0; len(tags) < 3; n++ {
-		tag := fmt.Sprintf("{w%d}", n)
-		if !slices.ContainsFunc(tags, func(other string) bool { return local.Slot(other) == local.Slot(tag) }) {
-			tags = append(tags, tag)
-		}
-	}
-	failed := 0
+	clients := []redis.UniversalClient{redistest.Shared(t).Client(t), newClient(t, local.Limits{Keys: 1000})}
 	for i := range 4000 {
 		var steps []step
 		for range 1 + r.IntN(4) {
 			steps = append(steps, randomStep(r, ns))
 		}
-		way, watched, touched := r.IntN(4), r.IntN(3), r.IntN(3)
+		alone := r.IntN(2) == 0
 		var all [2][]string
 		for side, rdb := range clients {
-			run := func(p redis.Pipeliner) error {
-				for _, do := range steps {
-					do(t.Context(), p)
-				}
-				return nil
-			}
 			var cmds []redis.Cmder
 			var err error
-			switch way {
-			case 0:
+			if alone {
 				for _, do := range steps {
 					cmds = append(cmds, do(t.Context(), rdb))
 				}
-			case 1:
-				cmds, err = rdb.Pipelined(t.Context(), run)
-			case 2:
-				cmds, err = rdb.TxPipelined(t.Context(), run)
-			case 3: // all that is written is in the slot that is watched
-				key := ns + ":" + tags[watched]
-				err = rdb.Watch(t.Context(), func(tx *redis.Tx) error {
-					all[side] = append(all[side], said(tx.Get(t.Context(), key)))
-					rdb.Set(t.Context(), ns+":"+tags[touched], i, time.Hour)
-					cmds, err = tx.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
-						p.Set(t.Context(), key, i, time.Hour)
-						p.Del(t.Context(), key+":lock")
-						return nil
-					})
-					return err
-				}, key)
-				if errors.Is(err, redis.TxFailedErr) {
-					failed++
-				}
+			} else {
+				cmds, err = rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+					for _, do := range steps {
+						do(t.Context(), p)
+					}
+					return nil
+				})
 			}
 			for _, cmd := range cmds {
 				all[side] = append(all[side], said(cmd))
@@ -164,86 +111,50 @@ func TestClient_AgreesWithRedis(t *testing.T) {
 			all[side] = append(all[side], fmt.Sprint(err))
 		}
 		if !slices.Equal(all[0], all[1]) {
-			t.Fatalf("step %d, way %d:\nRedis %q\nlocal %q", i, way, all[0], all[1])
+			t.Fatalf("step %d:\nRedis %q\nlocal %q", i, all[0], all[1])
 		}
-	}
-	if failed == 0 {
-		t.Error("no transaction has failed")
 	}
 }
 
-// A transaction fails if a key that it would write has ended since its WATCH: to patch what has ended would make a
-// key of it that never ends.
-func TestClient_WatchedKeyEnds(t *testing.T) {
+// Steps at once on one key do not disturb each other.
+func TestStore_StepsAtOnce(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		rdb := newClient(t, 10)
-		redistest.Must(t, rdb.Set(t.Context(), "{a}", "old", time.Second).Err())
-		err := rdb.Watch(t.Context(), func(tx *redis.Tx) error {
-			time.Sleep(time.Second)
-			_, err := tx.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
-				p.SetRange(t.Context(), "{a}", 0, "new")
-				return nil
-			})
-			return err
-		}, "{a}")
-		if n := rdb.DBSize(t.Context()).Val(); err != redis.TxFailedErr || n != 0 {
-			t.Errorf("%v, and %d keys", err, n)
-		}
-	})
-}
-
-// Transactions at once that watch one key do not disturb each other, and each is one step.
-func TestClient_TransactionsAtOnce(t *testing.T) {
-	t.Parallel()
-	rdb := newClient(t, 10)
-	const callers, each = 50, 20
-	done := make(chan error, callers)
+	store := newClient(t, local.Limits{Keys: 10}).Store
+	const callers, each = 50, 100
+	var all sync.WaitGroup
 	for range callers {
-		go func() {
-			var err error
-			for i := 0; i < each && err == nil; i++ {
-				err = rdb.Watch(t.Context(), func(tx *redis.Tx) error {
-					n, err := tx.Get(t.Context(), "{n}").Int()
-					if err != nil && err != redis.Nil {
-						return err
-					}
-					_, err = tx.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
-						p.Set(t.Context(), "{n}", n+1, time.Hour)
-						return nil
-					})
-					return err
-				}, "{n}")
-				if err == nil && i%2 == 0 { // others end without EXEC
-					err = rdb.Watch(t.Context(), func(*redis.Tx) error { return nil }, "{n}")
-				}
+		all.Go(func() {
+			for range each {
+				step := store.Begin("{n}")
+				n, _ := step.Get("{n}")
+				step.Set("{n}", n+"x", time.Hour)
+				step.End()
 			}
-			done <- err
-		}()
+		})
 	}
-	for range callers {
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}
-	if n, err := rdb.Get(t.Context(), "{n}").Int(); n != callers*each || err != nil {
-		t.Errorf("%d, %v", n, err)
+	all.Wait()
+	step := store.Begin("{n}")
+	defer step.End()
+	if n, _ := step.Get("{n}"); len(n) != callers*each {
+		t.Errorf("%d steps have been seen, want %d", len(n), callers*each)
 	}
 }
 
-// What has ended is freed without any command, and so are values above the size, the oldest ones as a rule.
-func TestClient_Frees(t *testing.T) {
+// What has ended is freed without any command, and so is what is above the size, the oldest as a rule: values, and what
+// failed loads have left. Locks that are held stay.
+func TestStore_Frees(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		rdb := newClient(t, 100)
+		rdb := newClient(t, local.Limits{Keys: 100})
 		size := func() int64 { return rdb.DBSize(t.Context()).Val() }
 		for i := range 1000 {
 			redistest.Must(t, rdb.Set(t.Context(), fmt.Sprintf("a:{%d}", i), "v", time.Hour).Err())
-			redistest.Must(t, rdb.Set(t.Context(), fmt.Sprintf("a:{%d}:lock", i), "v", 90*time.Second).Err())
+			redistest.Must(t, rdb.Set(t.Context(), fmt.Sprintf("a:{failed %d}:lock", i), "F", time.Hour).Err())
+			redistest.Must(t, rdb.Set(t.Context(), fmt.Sprintf("a:{%d}:lock", i), "H", 90*time.Second).Err())
 			redistest.Must(t, rdb.Get(t.Context(), "a:{0}").Err()) // it is in use
 		}
 		if n := size(); n != 100+1000 {
-			t.Errorf("%d keys, want 100 values and 1000 locks", n)
+			t.Errorf("%d keys, want 100 values and failures, and 1000 locks", n)
 		}
 		if n := rdb.Exists(t.Context(), "a:{0}", "a:{1}", "a:{2}", "a:{999}").Val(); n != 2 {
 			t.Errorf("%d are left, want the first and the last", n)
@@ -251,7 +162,7 @@ func TestClient_Frees(t *testing.T) {
 		time.Sleep(2*time.Minute + time.Second)
 		synctest.Wait()
 		if n := size(); n != 100 {
-			t.Errorf("%d keys, want the values", n)
+			t.Errorf("%d keys, want the values and failures", n)
 		}
 		time.Sleep(time.Hour)
 		synctest.Wait()
@@ -261,10 +172,174 @@ func TestClient_Frees(t *testing.T) {
 	})
 }
 
+// With a bound in bytes values go until what is kept is within it. A value that has no room by itself does not take
+// that of others.
+func TestStore_Bytes(t *testing.T) {
+	t.Parallel()
+	rdb := newClient(t, local.Limits{Keys: 1000, Bytes: 1 << 20})
+	set := func(key string, bytes int) {
+		redistest.Must(t, rdb.Set(t.Context(), key, strings.Repeat("v", bytes), time.Hour).Err())
+	}
+	left := func() (bytes, keys int64) {
+		all, _ := rdb.Scan(t.Context(), 0, "*", 1).Val()
+		for _, key := range all {
+			bytes += int64(len(rdb.Get(t.Context(), key).Val()))
+		}
+		return bytes, int64(len(all))
+	}
+	for i := range 500 {
+		set(fmt.Sprintf("small:{%d}", i), 10)
+		set(fmt.Sprintf("large:{%d}", i), 100_000)
+	}
+	if bytes, keys := left(); bytes > 1<<20 || bytes < 1<<19 || keys < 15 {
+		t.Errorf("%d bytes in %d keys are left", bytes, keys)
+	}
+	_, before := left()
+	set("huge:{1}", 1<<20)
+	if bytes, keys := left(); bytes > 1<<20 || keys != before {
+		t.Errorf("a value without room has left %d bytes in %d keys, before there were %d", bytes, keys, before)
+	}
+	for i := range 100_000 { // nothing is lost count of
+		set(fmt.Sprintf("small:{%d}", i%10), i%1000)
+	}
+	if _, keys := left(); keys < 10 {
+		t.Errorf("%d keys are left", keys)
+	}
+}
+
+// tag stores a value with tags.
+func tag(store *local.Store, key string, since uint64, tags ...string) bool {
+	valueKey := "a:{" + key + "}"
+	step := store.Begin(valueKey)
+	defer step.End()
+	if !step.Tag(valueKey, local.Tagging{Space: "a", Key: key, Tags: tags, Since: since}) {
+		return false
+	}
+	step.Set(valueKey, "v", time.Hour)
+	return true
+}
+
+// keysOf returns how many keys each tag has.
+func keysOf(store *local.Store) map[string]int64 {
+	all := make(map[string]int64)
+	store.EachTag("a", func(tag string, keys int64) { all[tag] = keys })
+	return all
+}
+
+func wantTags(t *testing.T, what string, store *local.Store, want map[string]int64) {
+	t.Helper()
+	if got := keysOf(store); !maps.Equal(got, want) {
+		t.Errorf("%s: the tags have %v keys, want %v", what, got, want)
+	}
+}
+
+// A key leaves its tags with its value, however that ends.
+func TestStore_Tags(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		rdb := newClient(t, local.Limits{Keys: 100})
+		store := rdb.Store
+		for i := range 10 {
+			tag(store, fmt.Sprint(i), local.Unproved, "all", fmt.Sprint("of ", i%2))
+		}
+		wantTags(t, "stored", store, map[string]int64{"all": 10, "of 0": 5, "of 1": 5})
+		tag(store, "0", local.Unproved, "all", "new")
+		wantTags(t, "with other tags", store, map[string]int64{"all": 10, "of 0": 4, "of 1": 5, "new": 1})
+		redistest.Must(t, rdb.Del(t.Context(), "a:{0}", "a:{2}").Err())
+		redistest.Must(t, rdb.Set(t.Context(), "a:{1}", "v", time.Hour).Err())
+		wantTags(t, "deleted, and set without tags", store, map[string]int64{"all": 7, "of 0": 3, "of 1": 4})
+		redistest.Must(t, rdb.PExpire(t.Context(), "a:{3}", time.Second).Err())
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		wantTags(t, "ended", store, map[string]int64{"all": 6, "of 0": 3, "of 1": 3})
+		for i := range 1000 {
+			redistest.Must(t, rdb.Set(t.Context(), fmt.Sprintf("a:{other %d}", i), "v", time.Hour).Err())
+		}
+		wantTags(t, "evicted", store, map[string]int64{})
+		tag(store, "ends", local.Unproved, "all")
+		time.Sleep(time.Hour)
+		tag(store, "ends", local.Unproved, "all")
+		wantTags(t, "stored again at its end", store, map[string]int64{"all": 1})
+	})
+}
+
+// A value whose tag has been invalidated since the sequence was read is not stored, and changes no tag, also when the
+// mark has been dropped.
+func TestStore_Marks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := newClient(t, local.Limits{Keys: 100}).Store
+		before := store.Sequence()
+		if !tag(store, "1", before, "x", "y") {
+			t.Error("a value is refused without a mark")
+		}
+		if keys := store.Mark("a", []string{"x"}, time.Minute); !slices.Equal(keys, []string{"1"}) {
+			t.Errorf("the keys are %q", keys)
+		}
+		for _, what := range []string{"with a mark", "with a mark that has been dropped"} {
+			if tag(store, "2", before, "z", "x") || tag(store, "1", before, "z", "x") {
+				t.Errorf("%s: a value is stored", what)
+			}
+			wantTags(t, what, store, map[string]int64{"x": 1, "y": 1})
+			if since := store.Sequence(); !tag(store, "1", since, "x", "y") || !tag(store, "1", local.Unproved, "x", "y") {
+				t.Errorf("%s: a value that was loaded later is refused", what)
+			}
+			time.Sleep(3 * time.Minute)
+			synctest.Wait()
+		}
+	})
+}
+
+// Each value with a tag that was loaded before an invalidation is found by it, or refused.
+func TestStore_TagsAtOnce(t *testing.T) {
+	t.Parallel()
+	store := newClient(t, local.Limits{Keys: 1000}).Store
+	var version atomic.Int64
+	var all sync.WaitGroup
+	done := make(chan struct{})
+	for i := range 4 {
+		all.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				since := store.Sequence()
+				v := version.Load()
+				key := fmt.Sprint(i)
+				step := store.Begin("a:{" + key + "}")
+				if step.Tag("a:{"+key+"}", local.Tagging{Space: "a", Key: key, Tags: []string{"t"}, Since: since}) {
+					step.Set("a:{"+key+"}", fmt.Sprint(v), time.Hour)
+				}
+				step.End()
+			}
+		})
+	}
+	for n := int64(1); n < 2000; n++ {
+		version.Store(n)
+		for _, key := range store.Mark("a", []string{"t"}, time.Hour) {
+			step := store.Begin("a:{" + key + "}")
+			step.Del("a:{" + key + "}")
+			step.End()
+		}
+		for i := range 4 {
+			step := store.Begin(fmt.Sprintf("a:{%d}", i))
+			v, _ := step.Get(fmt.Sprintf("a:{%d}", i))
+			step.End()
+			if v != "" && v < fmt.Sprint(n) && len(v) <= len(fmt.Sprint(n)) {
+				t.Fatalf("version %s is there after the invalidation of version %d", v, n)
+			}
+		}
+	}
+	close(done)
+	all.Wait()
+}
+
 // A caller may change what it has got, or given.
 func TestClient_OwnsItsBytes(t *testing.T) {
 	t.Parallel()
-	rdb := newClient(t, 10)
+	rdb := newClient(t, local.Limits{Keys: 10})
 	given := []byte("abc")
 	redistest.Must(t, rdb.Set(t.Context(), "k", given, time.Hour).Err())
 	given[0] = 'x'

@@ -44,10 +44,10 @@ func (r refusal) Error() string { return string(r) }
 
 func (refusal) RedisError() {}
 
-// A scanned is the reply to SCAN and ZSCAN: everything, in one step.
+// A scanned is the reply to SCAN: everything, in one step.
 type scanned []string
 
-// answer gives a command its reply: nil, a string, an int64, a time.Time, a list of replies, or an error.
+// answer gives a command its reply: nil, a string, an int64, a time.Time, a scanned, or an error.
 // A caller may change the bytes that it gets, so it gets its own.
 func answer(cmd redis.Cmder, reply any) {
 	switch v := reply.(type) {
@@ -79,20 +79,6 @@ func answer(cmd redis.Cmder, reply any) {
 		cmd.SetVal(durationOf(reply.(int64)))
 	case *redis.TimeCmd:
 		cmd.SetVal(reply.(time.Time))
-	case *redis.SliceCmd:
-		cmd.SetVal(reply.([]any))
-	case *redis.KeyValueSliceCmd:
-		var all []redis.KeyValue
-		for i, list := 0, reply.([]any); i < len(list); i += 2 {
-			all = append(all, redis.KeyValue{Key: list[i].(string), Value: list[i+1].(string)})
-		}
-		cmd.SetVal(all)
-	case *redis.ZSliceCmd:
-		var all []redis.Z
-		for i, list := 0, reply.([]any); i < len(list); i += 2 {
-			all = append(all, redis.Z{Member: list[i], Score: list[i+1].(float64)})
-		}
-		cmd.SetVal(all)
 	case *redis.Cmd:
 		cmd.SetVal(reply)
 	}

@@ -2,215 +2,272 @@ package local
 
 import (
 	"hash/maphash"
-	"math"
+	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
-// A store is what a server would have in memory.
-type store struct {
+// A Store is what a server would have in memory. Its keys are in stripes, each with a lock: keys that a Cluster has in
+// one slot share a stripe.
+type Store struct {
+	// Lost is called in the step in which a value with tags goes that had no room. DeleteTag will not find it, so memory
+	// may not serve a copy of it any more. It must take no lock.
+	Lost func(valueKey string)
+
 	prefix string // of values
-	size   int
+	most   Limits
 
-	mu      sync.Mutex
-	values  map[string]*item // the keys that may be evicted
-	rest    map[string]*item
-	uses    uint64        // of items, which sorts them by their last use
-	changes uint64        // of keys
-	changed [slots]uint64 // the last change of a key in each slot, as a number of changes
-	sweeper *time.Timer   // nil: there is nothing to free
-	closed  bool
+	stripes []stripe      // a power of two
+	count   atomic.Int64  // of items that may be evicted
+	bytes   atomic.Int64  // of all items
+	uses    atomic.Uint64 // of items, which sorts them by their last use
+	tags    index
+	sweeper atomic.Pointer[time.Timer] // nil: there is nothing to free
+	closed  atomic.Bool
 }
 
-// An item is what a key holds: a text, unless it has fields or members.
+// Limits are how much a Store keeps. What was not used for longest goes first, as a rule: values, and what failed loads
+// have left. A lock that is held stays.
+type Limits struct {
+	Keys  int
+	Bytes int64 // 0: any
+}
+
+// Overhead is about how many bytes an item takes beside its key and its text.
+const Overhead = 256
+
+// A stripe has keys of some slots. No other lock is taken before its lock, and after it only locks of the index.
+type stripe struct {
+	mu    sync.Mutex
+	items map[string]*item // nil after close
+	most  int              // items since the map was made
+	_     [64]byte         // to the next stripe, which other processors lock
+}
+
+// An item is what a key holds.
 type item struct {
-	text    string
-	fields  map[string]string
-	members sorted
-	end     time.Time // zero: none
-	used    uint64
+	text      string
+	end       time.Time // zero: none
+	used      uint64
+	bytes     int64
+	evictable bool
+	tagged    *Tagging // nil: it has no tags
 }
 
-// never is a number of changes that no store reaches.
-const never uint64 = math.MaxUint64
-
-func newStore(prefix string, size int) *store {
-	return &store{prefix: prefix, size: max(1, size), values: make(map[string]*item), rest: make(map[string]*item)}
-}
-
-// now returns the number of changes so far.
-func (s *store) now() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.changes
-}
-
-// do executes a command.
-func (s *store) do(args []string) any {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.run(args)
-}
-
-// doAll executes commands in one step, unless they are a transaction that began at a number of changes, and one of
-// its slots has changed since.
-func (s *store) doAll(all [][]string, since uint64) []any {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	replies := make([]any, len(all))
-	fails := all[0][0] == "multi" && s.changedSince(all, since)
-	for i, args := range all {
-		if replies[i] = error(redis.TxFailedErr); !fails {
-			replies[i] = s.run(args)
-		}
+func newStore(prefix string, most Limits) *Store {
+	n := 1
+	for n < 64 && n*64 < most.Keys {
+		n *= 2
 	}
-	return replies
-}
-
-// changedSince looks for keys that have ended, too, which is a change.
-func (s *store) changedSince(all [][]string, since uint64) bool {
-	for _, args := range all {
-		if len(args) > 1 {
-			s.find(args[1])
-			if s.changed[slot(args[1])] > since {
-				return true
-			}
-		}
+	s := &Store{Lost: func(string) {}, prefix: prefix, most: Limits{max(1, most.Keys), most.Bytes}, stripes: make([]stripe, n)}
+	for i := range s.stripes {
+		s.stripes[i].items = make(map[string]*item)
 	}
-	return false
+	return s
 }
-
-// slots is how many slots there are. A transaction disturbs others of its slot only.
-const slots = 1024
 
 var seed = maphash.MakeSeed()
 
-// slot returns the slot of a key: keys that a Cluster has in one slot share it, and others may.
-func slot(key string) int {
+func (s *Store) stripe(key string) *stripe {
 	if _, tag, ok := strings.Cut(key, "{"); ok {
 		if tag, _, ok = strings.Cut(tag, "}"); ok && tag != "" {
 			key = tag
 		}
 	}
-	return int(maphash.String(seed, key) % slots)
+	return &s.stripes[maphash.String(seed, key)&uint64(len(s.stripes)-1)]
 }
 
-// table returns the keys among which a key belongs.
-func (s *store) table(key string) map[string]*item {
-	if s.isValue(key) {
-		return s.values
+// A Step reads and writes keys of one slot, in one step.
+type Step struct {
+	store  *Store
+	stripe *stripe
+	now    time.Time // a step takes no time, as a script does not
+	tagged *Tagging  // of the value that is set
+}
+
+// Begin begins a step, which must End.
+func (s *Store) Begin(key string) Step {
+	t := Step{store: s, stripe: s.stripe(key)}
+	t.stripe.mu.Lock()
+	t.now = time.Now()
+	return t
+}
+
+// End ends a step. What it has written may have taken the room of other keys.
+func (t *Step) End() {
+	t.stripe.mu.Unlock()
+	for s := t.store; s.full() && s.evict(); {
 	}
-	return s.rest
-}
-
-// isValue reports whether a key may be evicted, and counts. The keys that prove that SCAN finds keys do not: see
-// package revoke.
-func (s *store) isValue(key string) bool {
-	rest, ok := strings.CutPrefix(key, s.prefix)
-	return ok && strings.HasSuffix(rest, "}") && !strings.HasPrefix(rest, "%check:")
 }
 
 // find returns what a key holds, or nil.
-func (s *store) find(key string) *item {
-	it := s.table(key)[key]
+func (t *Step) find(key string) *item {
+	it := t.stripe.items[key]
 	switch {
 	case it == nil:
 		return nil
-	case it.ended():
-		s.remove(key)
+	case it.ended(t.now):
+		t.remove(key, it)
 		return nil
 	}
-	s.uses++
-	it.used = s.uses
+	it.used = t.store.uses.Add(1)
 	return it
 }
 
-func (it *item) ended() bool { return !it.end.IsZero() && !time.Now().Before(it.end) }
+func (it *item) ended(now time.Time) bool { return !it.end.IsZero() && !now.Before(it.end) }
 
-// change returns what a key holds, to be changed. If it holds nothing, that is an empty item, for which a value may
-// have to go.
-func (s *store) change(key string) *item {
-	s.touch(key)
-	it := s.find(key)
-	if it != nil {
-		return it
+// put has a key hold a text. A text that has no room by itself is evicted at once.
+func (t *Step) put(key, text string, end time.Time, of *Tagging) {
+	s, it := t.store, t.find(key)
+	bytes := int64(len(key)+len(text)+Overhead) + of.bytes()
+	if s.most.Bytes > 0 && bytes > s.most.Bytes || s.closed.Load() {
+		if it != nil {
+			t.remove(key, it)
+		}
+		t.lose(key, of)
+		s.tags.remove(of, nil)
+		return
 	}
-	table := s.table(key)
-	for len(s.values) >= s.size && s.isValue(key) {
-		s.evict()
+	if it == nil {
+		it = &item{used: s.uses.Add(1)}
+		t.stripe.items[key] = it
+		t.stripe.most = max(t.stripe.most, len(t.stripe.items))
+		s.sweepLater()
 	}
-	s.uses++
-	it = &item{used: s.uses}
-	table[key] = it
-	if s.sweeper == nil {
-		s.sweeper = time.AfterFunc(sweepEvery, s.sweep)
-	}
-	return it
+	s.tags.remove(it.tagged, of)
+	it.text, it.end, it.tagged = text, end, of
+	s.account(it, bytes, s.evictable(key, text))
 }
 
-func (s *store) touch(key string) {
-	s.changes++
-	s.changed[slot(key)] = s.changes
+func (s *Store) account(it *item, bytes int64, evictable bool) {
+	s.bytes.Add(bytes - it.bytes)
+	switch it.bytes = bytes; {
+	case evictable && !it.evictable:
+		s.count.Add(1)
+	case !evictable && it.evictable:
+		s.count.Add(-1)
+	}
+	it.evictable = evictable
 }
 
-func (s *store) remove(key string) {
-	s.touch(key)
-	delete(s.table(key), key)
+// evictable reports whether a key may be evicted, and counts: a value, or the record of a load that has ended. The keys
+// that prove that SCAN finds keys do not: see package revoke.
+func (s *Store) evictable(key, text string) bool {
+	rest, ok := strings.CutPrefix(key, s.prefix)
+	if !ok || strings.HasPrefix(rest, "%check:") {
+		return false
+	}
+	return strings.HasSuffix(rest, "}") || strings.HasSuffix(rest, "}:lock") && !strings.HasPrefix(text, "H")
 }
 
-// evict removes the value that was not used for longest among a few that a map happens to begin with, as Redis
-// does.
-func (s *store) evict() {
+// lose tells of a value that has no room, if it has tags.
+func (t *Step) lose(key string, of *Tagging) {
+	if of != nil {
+		t.store.Lost(key)
+	}
+}
+
+func (t *Step) remove(key string, it *item) {
+	delete(t.stripe.items, key)
+	if len(t.stripe.items) == 0 && t.stripe.most > 1000 { // a map keeps its largest size
+		t.stripe.items, t.stripe.most = make(map[string]*item), 0
+	}
+	t.store.tags.remove(it.tagged, nil)
+	t.store.account(it, 0, false)
+}
+
+func (s *Store) full() bool {
+	return s.count.Load() > int64(s.most.Keys) || s.most.Bytes > 0 && s.bytes.Load() > s.most.Bytes
+}
+
+// evict removes the item that was not used for longest among a few that the maps of some stripes happen to begin with,
+// as Redis does. It reports whether there was one.
+func (s *Store) evict() bool {
+	const few = 8
 	var oldest string
 	var used uint64
-	n := 0
-	for key, it := range s.values {
-		if n == 0 || it.used < used {
-			oldest, used = key, it.used
+	n, first := 0, rand.IntN(len(s.stripes))
+	for i := 0; i < len(s.stripes) && n < few; i++ {
+		st := &s.stripes[(first+i)%len(s.stripes)]
+		st.mu.Lock()
+		for key, it := range st.items {
+			if it.evictable && (n == 0 || it.used < used) {
+				oldest, used = key, it.used
+			}
+			if it.evictable {
+				n++
+			}
+			if n == few {
+				break
+			}
 		}
-		if n++; n == 8 {
-			break
-		}
+		st.mu.Unlock()
 	}
-	s.remove(oldest)
+	if n == 0 {
+		return false
+	}
+	t := Step{store: s, stripe: s.stripe(oldest)}
+	t.stripe.mu.Lock()
+	defer t.stripe.mu.Unlock()
+	if it := t.stripe.items[oldest]; it != nil && it.used == used && s.full() {
+		t.lose(oldest, it.tagged)
+		t.remove(oldest, it)
+	}
+	return true
 }
 
 // sweepEvery is how often items are freed that have ended.
 const sweepEvery = time.Minute
 
+// sweepLater frees such items until there is none left. No goroutine waits: it would keep a bubble of testing/synctest
+// from ending.
+func (s *Store) sweepLater() {
+	if s.sweeper.Load() != nil {
+		return
+	}
+	timer := time.AfterFunc(sweepEvery, s.sweep)
+	if !s.sweeper.CompareAndSwap(nil, timer) {
+		timer.Stop()
+	}
+}
+
 // sweep runs while there are items. Commands do not wait for it for long.
-func (s *store) sweep() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := 0
-	for _, table := range []map[string]*item{s.values, s.rest} {
-		for key, it := range table {
-			if it.ended() {
-				s.remove(key)
+func (s *Store) sweep() {
+	left := 0
+	for i := range s.stripes {
+		t, n := Step{store: s, stripe: &s.stripes[i], now: time.Now()}, 0
+		t.stripe.mu.Lock()
+		for key, it := range t.stripe.items {
+			if it.ended(t.now) {
+				t.remove(key, it)
 			}
 			if n++; n%1000 == 0 {
-				s.mu.Unlock()
-				s.mu.Lock()
+				t.stripe.mu.Unlock()
+				t.stripe.mu.Lock()
 			}
 		}
+		left += len(t.stripe.items)
+		t.stripe.mu.Unlock()
 	}
-	if s.sweeper = nil; !s.closed && len(s.values)+len(s.rest) > 0 {
-		s.sweeper = time.AfterFunc(sweepEvery, s.sweep)
+	left += s.tags.dropMarks()
+	if s.sweeper.Store(nil); !s.closed.Load() && left > 0 {
+		s.sweepLater()
 	}
 }
 
 // close frees everything.
-func (s *store) close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.closed = true
-	clear(s.values)
-	clear(s.rest)
-	s.values, s.rest = nil, nil
-	if s.sweeper != nil {
-		s.sweeper.Stop()
+func (s *Store) close() {
+	s.closed.Store(true)
+	for i := range s.stripes {
+		st := &s.stripes[i]
+		st.mu.Lock()
+		st.items = nil
+		st.mu.Unlock()
+	}
+	s.tags.clear()
+	if timer := s.sweeper.Load(); timer != nil {
+		timer.Stop()
 	}
 }

@@ -14,8 +14,9 @@ type Copy struct {
 	WrittenAt  int64 // of the entry, as in Redis: Unix time in ms
 	FreshUntil int64
 	ID         uint64 // of the entry
-	stripe     *atomic.Uint64
 	number     uint64 // of the value's generation
+	stripe     uint32 // of the key
+	Bytes      uint32 // of the entry, at least
 
 	// A hit reads what follows, and the value right behind it. All that is in one line of memory, which begins here, if
 	// the value has up to 24 bytes: Go puts objects of 128 bytes at multiples of 128.
@@ -34,7 +35,7 @@ func (t *Tier) current(c *Copy) bool {
 	if c.checked.Load() == changes {
 		return true
 	}
-	if c.stripe.Load() != c.number {
+	if t.stripe(c.stripe).Load() != c.number {
 		return false
 	}
 	c.checked.Store(changes)

@@ -34,6 +34,7 @@ import (
 	"github.com/maypok86/otter/v2"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/local"
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
@@ -44,7 +45,7 @@ import (
 type Tier struct {
 	Log
 	values  *otter.Cache[string, *Copy]
-	size    int
+	most    local.Limits
 	stripes atomic.Pointer[[]atomic.Uint64] // generations of keys, by hash; nil until the first is asked for
 	maxLag  time.Duration
 	begun   time.Time
@@ -66,7 +67,7 @@ type Tier struct {
 
 // A Generation is the generation of a key's stripe at some time.
 type Generation struct {
-	stripe *atomic.Uint64
+	stripe uint32
 	number uint64
 
 	// Taken is when it was taken, by the clock of the Tier.
@@ -76,22 +77,34 @@ type Generation struct {
 // never is the proof before the first read.
 const never = math.MinInt64
 
-// New returns an empty Tier for size values. key is the key of the log. background runs a function
+// New returns an empty Tier. key is the key of the log. background runs a function
 // until closing is closed. dropped is called when the Tier has dropped everything because the log
 // had lost records before its end.
-func New(c *client.Client, key string, size int, maxLag time.Duration,
+func New(c *client.Client, key string, most local.Limits, maxLag time.Duration,
 	background func(run func(closing <-chan struct{})), dropped func()) *Tier {
 	t := new(Tier)
 	*t = Tier{
-		Log: Log{client: c, key: key, life: max(minLife, 4*maxLag), background: background},
-		values: otter.Must(&otter.Options[string, *Copy]{
-			MaximumSize: size,
-			Executor:    t.maintain,
-		}),
-		size: size, maxLag: maxLag, begun: time.Now(), dropped: dropped,
+		Log:    Log{client: c, key: key, life: max(minLife, 4*maxLag), background: background},
+		values: otter.Must(limited(&otter.Options[string, *Copy]{Executor: t.maintain}, most)),
+		most:   most, maxLag: maxLag, begun: time.Now(), dropped: dropped,
 	}
 	t.proof.Store(never)
 	return t
+}
+
+// limited limits what otter keeps. It counts either values or bytes: with both limits a value counts for so many bytes
+// that there is no room for more values than allowed.
+func limited(o *otter.Options[string, *Copy], most local.Limits) *otter.Options[string, *Copy] {
+	if most.Bytes == 0 {
+		o.MaximumSize = most.Keys
+		return o
+	}
+	least := most.Bytes / int64(most.Keys)
+	o.MaximumWeight = uint64(most.Bytes)
+	o.Weigher = func(key string, c *Copy) uint32 {
+		return uint32(min(max(least, int64(len(key))+int64(c.Bytes)+local.Overhead), math.MaxUint32))
+	}
+	return o
 }
 
 // Alone makes a new Tier the only one of its values: it knows all invalidations, which are its own. So each
@@ -125,14 +138,14 @@ func (t *Tier) Get(key string) (c *Copy, now time.Duration, proven bool) {
 func (t *Tier) Generation(valueKey string) Generation {
 	if t.stripes.Load() == nil {
 		n := 1024
-		for n < t.size && n < 1<<20 {
+		for n < t.most.Keys && n < 1<<20 {
 			n *= 2
 		}
 		stripes := make([]atomic.Uint64, n)
 		t.stripes.CompareAndSwap(nil, &stripes)
 	}
-	s := t.stripe(Hash(valueKey))
-	return Generation{s, s.Load(), time.Since(t.begun)}
+	s := t.stripeOf(Hash(valueKey))
+	return Generation{s, t.stripe(s).Load(), time.Since(t.begun)}
 }
 
 // Put keeps a copy, unless the key has been invalidated since g.
@@ -219,7 +232,7 @@ func (t *Tier) Forget(valueKey string) { t.forget(Hash(valueKey)) }
 // forget has nothing to do before the first generation is asked for: what is read then is read later.
 func (t *Tier) forget(hash uint64) {
 	if t.stripes.Load() != nil {
-		t.stripe(hash).Add(1)
+		t.stripe(t.stripeOf(hash)).Add(1)
 		t.changes.Add(1)
 	}
 }
@@ -235,10 +248,9 @@ func (t *Tier) ForgetAll() {
 	t.values.InvalidateAll()
 }
 
-func (t *Tier) stripe(hash uint64) *atomic.Uint64 {
-	stripes := *t.stripes.Load()
-	return &stripes[hash&uint64(len(stripes)-1)]
-}
+func (t *Tier) stripeOf(hash uint64) uint32 { return uint32(hash & uint64(len(*t.stripes.Load())-1)) }
+
+func (t *Tier) stripe(i uint32) *atomic.Uint64 { return &(*t.stripes.Load())[i] }
 
 // Age returns the age of the proof, or -1 if there is none.
 func (t *Tier) Age() time.Duration {

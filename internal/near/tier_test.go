@@ -2,6 +2,7 @@ package near
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -10,9 +11,11 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/maypok86/otter/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/local"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -32,7 +35,7 @@ type tier struct {
 func newTier(rdb redis.UniversalClient) *tier {
 	x := new(tier)
 	c := client.New(rdb, 5*time.Second, func(context.Context, string, error) {}, func(error) {}, nil)
-	x.Tier = New(c, logKey, 100, maxLag, func(func(<-chan struct{})) {}, func() { x.drops++ })
+	x.Tier = New(c, logKey, local.Limits{Keys: 100}, maxLag, func(func(<-chan struct{})) {}, func() { x.drops++ })
 	return x
 }
 
@@ -222,6 +225,26 @@ func TestTier_Sweep(t *testing.T) {
 	})
 }
 
+// MaxBytes bounds what is kept by its length, and Size bounds it, too. A value that has no room is not kept.
+func TestTier_Bytes(t *testing.T) {
+	t.Parallel()
+	const limit = 1 << 20
+	for size, most := range map[uint32]int{10: 100, 1 << 10: 100, 100 << 10: 10, 2 << 20: 0} {
+		x := newTier(nil)
+		x.values = otter.Must(limited(&otter.Options[string, *Copy]{Executor: x.maintain}, local.Limits{Keys: 100, Bytes: limit}))
+		for i := range 1000 {
+			key := fmt.Sprint(i)
+			c := lasting()
+			c.Bytes = size
+			x.Put(key, x.Generation(key), c)
+		}
+		x.values.CleanUp()
+		if n := x.values.EstimatedSize(); n > most || n < most*9/10 {
+			t.Errorf("%d values of %d bytes are kept, want %d", n, size, most)
+		}
+	}
+}
+
 // A Tier that has never been asked for a value takes next to no memory, and has nothing to forget.
 func TestTier_Empty(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *tier, _ *Log, _ *redis.Client) {
@@ -255,7 +278,7 @@ func TestTier_FirstGenerations(t *testing.T) {
 	t.Parallel()
 	for range 20 {
 		x := newTier(nil)
-		x.size = 1 << 20 // takes a while to allocate
+		x.most.Keys = 1 << 20 // takes a while to allocate
 		generations := make([]Generation, 8)
 		var asking sync.WaitGroup
 		for i := range generations {
@@ -264,7 +287,7 @@ func TestTier_FirstGenerations(t *testing.T) {
 		asking.Wait()
 		x.Forget("a")
 		for _, g := range generations {
-			if g.stripe.Load() == g.number {
+			if x.stripe(g.stripe).Load() == g.number {
 				t.Fatal("one does not notice that its key was invalidated")
 			}
 		}

@@ -47,9 +47,9 @@ func EachCache(t *testing.T, run func(t *testing.T, rdb redis.UniversalClient)) 
 	Each(t, run)
 	t.Run("local", func(t *testing.T) {
 		t.Parallel()
-		rdb, free := local.New("", 100_000)
+		rdb, free := local.New("", local.Limits{Keys: 100_000})
 		t.Cleanup(func() {
-			checkLocal(t, rdb)
+			checkLocal(t, rdb.Client)
 			free()
 		})
 		run(t, rdb)

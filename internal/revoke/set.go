@@ -22,13 +22,6 @@ type Sets struct {
 
 func NewSets(keys *Keys, index *tags.Index) *Sets { return &Sets{keys, index} }
 
-// A set is what Set stores.
-type set struct {
-	filllock.Set
-	key  string
-	tags []string
-}
-
 // Set stores a value. It deletes the key if the value is not to be stored.
 func (x *Sets) Set(ctx context.Context, key string, v any) error {
 	s, err := x.newSet(key, v)
@@ -42,8 +35,8 @@ func (x *Sets) Set(ctx context.Context, key string, v any) error {
 	return value.Wrap(ctx, "set", x.set(ctx, s))
 }
 
-func (x *Sets) set(ctx context.Context, s set) (unnoted error) {
-	noted, err := x.note(ctx, []set{s})
+func (x *Sets) set(ctx context.Context, s filllock.Set) (unnoted error) {
+	noted, err := x.note(ctx, []filllock.Set{s})
 	if err != nil {
 		return err
 	}
@@ -58,9 +51,9 @@ func (x *Sets) set(ctx context.Context, s set) (unnoted error) {
 }
 
 // newSet returns what Set stores. Data is nil if v is not to be stored.
-func (x *Sets) newSet(key string, v any) (s set, err error) {
+func (x *Sets) newSet(key string, v any) (s filllock.Set, err error) {
 	store := x.keys.store
-	s.key, s.Pair = key, filllock.PairOf(store.Key(key))
+	s.Pair = filllock.PairOf(store.Key(key))
 	life := store.LifeOf(key, v)
 	if life < time.Millisecond {
 		return s, nil
@@ -69,9 +62,11 @@ func (x *Sets) newSet(key string, v any) (s set, err error) {
 	if err != nil {
 		return s, err
 	}
-	if s.tags, err = store.TagsOf(key, v); err != nil {
+	tags, err := store.TagsOf(key, v)
+	if err != nil {
 		return s, err
 	}
+	s.Tagging = x.tags.Tagging(key, tags, nil)
 	now := time.Now()
 	s.Life = store.KeptFor(life)
 	s.Data, err = entry.Entry{
@@ -85,7 +80,7 @@ func (x *Sets) newSet(key string, v any) (s set, err error) {
 func (x *Sets) SetMany(ctx context.Context, keys []string, valueOf func(key string) any) map[string]error {
 	defer x.keys.invalidated(keys, true)
 	errs := make(map[string]error)
-	var sets []set
+	var sets []filllock.Set
 	var gone []string // their values are not to be stored
 	for _, key := range keys {
 		s, err := x.newSet(key, valueOf(key))
@@ -108,8 +103,8 @@ func (x *Sets) SetMany(ctx context.Context, keys []string, valueOf func(key stri
 }
 
 // setAll stores values, on all nodes at the same time.
-func (x *Sets) setAll(ctx context.Context, sets []set, into map[string]error) {
-	groups := client.ByNode(x.keys.client, sets, func(s set) string { return s.Value })
+func (x *Sets) setAll(ctx context.Context, sets []filllock.Set, into map[string]error) {
+	groups := client.ByNode(x.keys.client, sets, func(s filllock.Set) string { return s.Value })
 	errs := make([][]error, len(groups))
 	left := foreign.Each(len(groups), func(i int) error {
 		errs[i] = x.setOnNode(ctx, groups[i])
@@ -122,7 +117,7 @@ func (x *Sets) setAll(ctx context.Context, sets []set, into map[string]error) {
 				err = errs[i][j]
 			}
 			if err != nil {
-				into[s.key] = value.Wrap(ctx, "set", err)
+				into[s.Key] = value.Wrap(ctx, "set", err)
 			}
 		}
 	}
@@ -130,7 +125,7 @@ func (x *Sets) setAll(ctx context.Context, sets []set, into map[string]error) {
 
 // setOnNode stores the values of one node, and returns the error of each. A dead node costs one
 // RedisTimeout, however many keys there are.
-func (x *Sets) setOnNode(ctx context.Context, sets []set) (errs []error) {
+func (x *Sets) setOnNode(ctx context.Context, sets []filllock.Set) (errs []error) {
 	var away error                                         // why nothing is sent any more
 	for some := range slices.Chunk(sets, 4*client.Batch) { // to note a few more at once is cheaper
 		var noted *tags.Noted
@@ -157,12 +152,12 @@ func (x *Sets) setOnNode(ctx context.Context, sets []set) (errs []error) {
 }
 
 // setNoted stores values in one round trip. It returns the error of each, and a failure that may be the node's.
-func (x *Sets) setNoted(ctx context.Context, sets []set, noted *tags.Noted) (errs []error, failed error) {
-	plain, pairs := make([]filllock.Set, len(sets)), make([]filllock.Pair, len(sets))
+func (x *Sets) setNoted(ctx context.Context, sets []filllock.Set, noted *tags.Noted) (errs []error, failed error) {
+	pairs := make([]filllock.Pair, len(sets))
 	for i, s := range sets {
-		plain[i], pairs[i] = s.Set, s.Pair
+		pairs[i] = s.Pair
 	}
-	errs, failed = filllock.SetMany(ctx, x.keys.client, plain)
+	errs, failed = filllock.SetMany(ctx, x.keys.client, sets)
 	lost := x.tags.Stored(ctx, noted, false)
 	told := cmp.Or(x.keys.Record(ctx, pairs, nil), lost)
 	for i, err := range errs {
@@ -173,11 +168,11 @@ func (x *Sets) setNoted(ctx context.Context, sets []set, noted *tags.Noted) (err
 
 // note notes the tags of values that are about to be stored. They need no proof: a Set at the same time
 // as a DeleteTag may come before or after it.
-func (x *Sets) note(ctx context.Context, sets []set) (*tags.Noted, error) {
+func (x *Sets) note(ctx context.Context, sets []filllock.Set) (*tags.Noted, error) {
 	var notes []tags.Note
 	for _, s := range sets {
-		if len(s.tags) > 0 {
-			notes = append(notes, tags.Note{Key: s.key, Tags: s.tags, Life: s.Life})
+		if len(s.Tags) > 0 {
+			notes = append(notes, tags.Note{Key: s.Key, Tags: s.Tags, Life: s.Life})
 		}
 	}
 	if len(notes) == 0 {

@@ -21,6 +21,7 @@ var markScript = client.NewScript(bookLua + markLua)
 type Marked struct {
 	Complete bool // the indexes have each value that is stored
 	books    []markedBook
+	keys     []string // without Redis, in place of the indexes
 }
 
 type markedBook struct {
@@ -33,6 +34,9 @@ type markedBook struct {
 // Mark begins to invalidate tags. Values with these tags that are loaded now will not be stored, unless
 // they are in an index by then.
 func (x *Index) Mark(ctx context.Context, tags []string) (m Marked, err error) {
+	if x.client.Local != nil {
+		return Marked{Complete: true, keys: x.client.Local.Mark(x.namespace, tags, x.markLife)}, nil
+	}
 	pages := pagesOf([]Note{{Tags: tags}})
 	m.books = make([]markedBook, len(pages))
 	err = inParallel(len(pages), func(i int) (err error) {
@@ -114,6 +118,11 @@ func (x *Index) SetSeen(m Marked) {
 // another that lacks a part of it, or the mark; or restarted, and then goes on from a cursor of its former process in
 // another order.
 func (x *Index) KeysOf(ctx context.Context, m Marked, each func(keys []string) error) (intact bool, err error) {
+	for keys := range slices.Chunk(m.keys, client.Batch) {
+		if err := each(keys); err != nil {
+			return false, err
+		}
+	}
 	for _, b := range m.books {
 		for _, tag := range b.tags {
 			if err := x.Keys(ctx, tag, each); err != nil {

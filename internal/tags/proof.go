@@ -13,6 +13,9 @@ type Proof [bookCount]string
 // noted. The old books may name tags whose indexes are lost, and what was noted in them may be lost.
 func (x *books) Prove(ctx context.Context) (*Proof, error) {
 	p := new(Proof)
+	if x.client.Local != nil { // which loses nothing
+		return p, nil
+	}
 	return p, inParallel(bookCount, func(number int) (err error) {
 		p[number], err = x.prove(ctx, number)
 		return err
@@ -35,6 +38,9 @@ func (x *books) prove(ctx context.Context, number int) (string, error) {
 
 // Complete notes that the indexes have each value that is stored, unless a book has been lost since Prove.
 func (x *books) Complete(ctx context.Context, proof *Proof) error {
+	if x.client.Local != nil {
+		return nil
+	}
 	return inParallel(bookCount, func(number int) error {
 		book := x.book(number)
 		_, err := x.change(ctx, book, func(p redis.Pipeliner, _ string) { p.HSet(ctx, book, "k", proof[number]) })

@@ -14,14 +14,19 @@ import (
 // Sequences are the sequences of all books at one time. A sequence that Redis did not tell is
 // empty.
 type Sequences struct {
-	of  [bookCount]string
-	err error // why one is empty
+	of     [bookCount]string
+	err    error  // why one is empty
+	memory uint64 // without Redis, in place of them
 }
 
 // Sequences reads the sequences. It creates the books that do not exist. A load begins then, so it does not wait
 // while the breaker is open.
 func (x *books) Sequences(ctx context.Context) *Sequences {
 	s := new(Sequences)
+	if x.client.Local != nil {
+		s.memory = x.client.Local.Sequence()
+		return s
+	}
 	numbers := make([]int, bookCount)
 	for i := range numbers {
 		numbers[i] = i

@@ -3,6 +3,7 @@ package value
 import (
 	"cmp"
 	"context"
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -210,7 +211,7 @@ func (s *Store) copyOf(l *Lookup) *near.Copy {
 	e, at, now := &l.Entry, l.At, s.memory.Tier.At(l.At)
 	ttl := bounded(cmp.Or(s.memory.TTL, forever))
 	c := s.inForm(l)
-	c.Written, c.ID = now-bounded(at.Sub(e.WrittenAt)), e.ID
+	c.Written, c.ID, c.Bytes = now-bounded(at.Sub(e.WrittenAt)), e.ID, uint32(min(len(l.Data), math.MaxUint32))
 	c.WrittenAt, c.FreshUntil = e.WrittenAt.UnixMilli(), e.FreshUntil.UnixMilli()
 	fresh := bounded(e.FreshUntil.Sub(at))
 	c.FreshEnd = now + fresh

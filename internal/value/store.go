@@ -123,6 +123,10 @@ func (s *Store) readAgain(ctx context.Context, all []*Lookup, pause time.Duratio
 // a PTTL ahead. Keys must be on one server: the commands for several go in one pipeline.
 func (s *Store) Get(ctx context.Context, all []*Lookup) {
 	switch {
+	case s.client.Local != nil:
+		for _, l := range all {
+			s.getLocal(ctx, l)
+		}
 	case len(all) > 1:
 		s.getMany(ctx, all)
 	case s.memory == nil:
@@ -145,6 +149,23 @@ func (s *Store) Get(ctx context.Context, all []*Lookup) {
 			}
 		})
 	}
+}
+
+// getLocal is Get without Redis: of a key and of how long it is kept in one step.
+func (s *Store) getLocal(ctx context.Context, l *Lookup) {
+	valueKey := s.Key(l.Key)
+	s.During([]string{valueKey}, func(keep func(int, *Lookup)) {
+		step, err := s.client.Local.Begin(valueKey), ctx.Err()
+		text, _ := step.Get(valueKey)
+		left, _ := step.PTTL(valueKey)
+		if step.End(); text == "" && err == nil {
+			err = redis.Nil
+		}
+		if s.replied(ctx, l, []byte(text), time.Now(), err) {
+			l.Kept(left)
+			keep(0, l)
+		}
+	})
 }
 
 func (s *Store) getMany(ctx context.Context, all []*Lookup) {

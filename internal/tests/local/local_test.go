@@ -138,8 +138,8 @@ func TestLocal_Size(t *testing.T) {
 	}
 }
 
-// A full cache keeps its values while DeleteTag reads all of them.
-func TestLocal_FullDuringRebuild(t *testing.T) {
+// DeleteTag of a full cache reads no values to find those with the tag, and the others stay.
+func TestLocal_FullDuringDeleteTag(t *testing.T) {
 	t.Parallel()
 	const size = 10
 	c := newCache(t, &singlefill.Options[string]{
@@ -149,8 +149,8 @@ func TestLocal_FullDuringRebuild(t *testing.T) {
 		redistest.Must(t, c.Set(t.Context(), fmt.Sprint(i), "v"))
 	}
 	redistest.Must(t, c.DeleteTag(t.Context(), "other"))
-	if n := c.Stats().TagRebuilds; n != 1 {
-		t.Errorf("all values were read %d times, want once", n)
+	if n := c.Stats().TagRebuilds; n != 0 {
+		t.Errorf("all values were read %d times", n)
 	}
 	for i := range size {
 		if _, err := c.Get(t.Context(), fmt.Sprint(i)); err != nil {
@@ -259,9 +259,95 @@ func TestLocal_NotClosed(t *testing.T) {
 	})
 }
 
+// Values of a kilobyte and of a megabyte that are stored, loaded and read take no more memory than MaxBytes, half as much
+// again, and what docs/near.md names, however many there are.
+func TestLocal_MaxBytes(t *testing.T) { // not parallel, since it measures memory
+	const limit, constant = 64 << 20, 16 << 20
+	c := newCache(t, &singlefill.Options[[]byte]{Near: &singlefill.Near{MaxBytes: limit}})
+	before := heap()
+	hits := 0
+	for i := range 400 {
+		key := fmt.Sprint("large ", i)
+		_, err := c.GetOrLoad(t.Context(), key, cachetest.Gives(bytes.Repeat([]byte("x"), 1<<20)))
+		redistest.Must(t, err)
+		for k := range 100 {
+			key := fmt.Sprint("small ", i, " ", k)
+			redistest.Must(t, c.Set(t.Context(), key, bytes.Repeat([]byte("x"), 1<<10)))
+		}
+		if _, err := c.Get(t.Context(), key); err == nil {
+			hits++
+		}
+		if i%50 == 0 {
+			if n := heap() - before; n > limit*3/2+constant {
+				t.Errorf("%d MiB are in use after %d large values", n>>20, i)
+			}
+		}
+	}
+	if hits < 300 {
+		t.Errorf("%d of 400 values are found again at once", hits)
+	}
+	if n := heap() - before; n > limit*3/2+constant || n < limit/4 {
+		t.Errorf("%d MiB are in use at the end", n>>20)
+	}
+}
+
+// What failed loads leave for FailureTTL, and the keys of tags, take no more room than Size values do, however many
+// there have been.
+func TestLocal_SizeBoundsAll(t *testing.T) { // not parallel, since it measures memory
+	c := newCache(t, &singlefill.Options[string]{
+		FailureTTL: life, Near: &singlefill.Near{Size: 100}, Tags: func(key, _ string) []string { return []string{"all", key} },
+	})
+	boom := errors.New(strings.Repeat("boom", 250))
+	burst := func(n int) {
+		for i := range n {
+			_, err := c.GetOrLoad(t.Context(), fmt.Sprint("failed ", i), cachetest.Fails[string](boom))
+			if err == nil {
+				t.Fatal("a load has not failed")
+			}
+			redistest.Must(t, c.Set(t.Context(), fmt.Sprint("set ", i), "v"))
+			_, err = c.GetOrLoad(t.Context(), fmt.Sprint("loaded ", i), cachetest.Gives("v"))
+			redistest.Must(t, err)
+		}
+	}
+	burst(200)
+	before := heap()
+	burst(5000)
+	if n := heap() - before; n > 500<<10 {
+		t.Errorf("5000 failures and 10000 values have left %d KiB beside those of the first 200", n>>10)
+	}
+	deleted := 0
+	c.AddTrace(&singlefill.Trace{TagDone: func(_ context.Context, info singlefill.TagInfo) { deleted = info.Keys }})
+	redistest.Must(t, c.DeleteTag(t.Context(), "all"))
+	if deleted > 100 || deleted < 30 {
+		t.Errorf("DeleteTag has found %d keys, want about as many as are left", deleted)
+	}
+}
+
 func heap() int64 {
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
+}
+
+// DeleteTag also ends values of which only the decoded copy is left: the other one had no room.
+func TestLocal_DeleteTagOfEvicted(t *testing.T) {
+	t.Parallel()
+	c := newCache(t, &singlefill.Options[string]{
+		Near: &singlefill.Near{Size: 100}, Tags: func(_, v string) []string { return []string{v} },
+	})
+	for i := range 90 {
+		key := fmt.Sprint("k", i)
+		redistest.Must(t, c.Set(t.Context(), key, "v"))
+	}
+	for i := range 200 {
+		for k := range 90 {
+			_, _ = c.Get(t.Context(), fmt.Sprint("k", k))
+		}
+		redistest.Must(t, c.Set(t.Context(), fmt.Sprint("other", i), "o"))
+	}
+	redistest.Must(t, c.DeleteTag(t.Context(), "v"))
+	for i := range 90 {
+		cachetest.WantGet(t, c, fmt.Sprint("k", i), "", singlefill.ErrMiss)
+	}
 }

@@ -131,6 +131,7 @@ func TestDeleteTag_RebuildInSmallSteps(t *testing.T) {
 func TestDeleteTag_RebuildOfUnknown(t *testing.T) {
 	t.Parallel()
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		redistest.SkipLocal(t, "its tags are never unknown")
 		ns, opts := redistest.Namespace(t), tagged
 		opts.Tags = func(string, string) []string { panic("no tags") }
 		var info singlefill.TagInfo
@@ -263,6 +264,7 @@ func (goexits) Unmarshal([]byte, any) error { runtime.Goexit(); return nil }
 func TestDeleteTag_OneRebuild(t *testing.T) {
 	t.Parallel()
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		redistest.SkipLocal(t, "its tags are never unknown")
 		ns, ctx := redistest.Namespace(t), t.Context()
 		caches := make([]*singlefill.Cache[string], 4)
 		values := make(map[string]string)
@@ -300,6 +302,7 @@ func TestDeleteTag_OneRebuild(t *testing.T) {
 func TestDeleteTag_DeadRebuild(t *testing.T) {
 	t.Parallel()
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		redistest.SkipLocal(t, "its tags are never unknown")
 		ns, ctx := redistest.Namespace(t), t.Context()
 		c := cachetest.NewCacheIn(t, rdb, ns, &tagged)
 		redistest.Must(t, c.Set(ctx, "k", "a"))

@@ -1,4 +1,0 @@
-package local
-
-// Slot is slot.
-var Slot = slot
