@@ -263,7 +263,8 @@ type Act struct {
 	tagging local.Tagging
 }
 
-// Tagged is the act with the tags of the value that it stores. With Redis they have been noted before: see package tags.
+// Tagged is the act with the tags of the value that it stores. With Redis they have been noted before: see package
+// tags.
 func (a Act) Tagged(t local.Tagging) Act {
 	a.tagging = t
 	return a

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -172,8 +173,8 @@ func TestStore_Frees(t *testing.T) {
 	})
 }
 
-// With a bound in bytes values go until what is kept is within it. A value that has no room by itself does not take
-// that of others.
+// With a bound in bytes values go until what is kept is within it. A value that has no room by itself takes no room of
+// others.
 func TestStore_Bytes(t *testing.T) {
 	t.Parallel()
 	rdb := newClient(t, local.Limits{Keys: 1000, Bytes: 1 << 20})
@@ -313,6 +314,7 @@ func TestStore_TagsAtOnce(t *testing.T) {
 					step.Set("a:{"+key+"}", fmt.Sprint(v), time.Hour)
 				}
 				step.End()
+				runtime.Gosched() // otherwise the invalidations wait for a slice of time of each
 			}
 		})
 	}
@@ -336,7 +338,7 @@ func TestStore_TagsAtOnce(t *testing.T) {
 	all.Wait()
 }
 
-// A caller may change what it has got, or given.
+// A caller may change the bytes that it gets, or has given.
 func TestClient_OwnsItsBytes(t *testing.T) {
 	t.Parallel()
 	rdb := newClient(t, local.Limits{Keys: 10})

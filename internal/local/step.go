@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// These are the commands that the acts of the fill lock consist of. They return no errors.
+// The acts of the fill lock consist of the commands below. They return no errors.
 
 // Get returns a text, or "".
 func (t *Step) Get(key string) (string, error) {

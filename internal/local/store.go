@@ -12,8 +12,8 @@ import (
 // A Store is what a server would have in memory. Its keys are in stripes, each with a lock: keys that a Cluster has in
 // one slot share a stripe.
 type Store struct {
-	// Lost is called in the step in which a value with tags goes that had no room. DeleteTag will not find it, so memory
-	// may not serve a copy of it any more. It must take no lock.
+	// Lost is called in the step in which a value with tags is evicted. DeleteTag will not find it, so memory may not
+	// serve a copy of it any more. It must take no lock.
 	Lost func(valueKey string)
 
 	prefix string // of values
@@ -95,7 +95,7 @@ func (s *Store) Begin(key string) Step {
 	return t
 }
 
-// End ends a step. What it has written may have taken the room of other keys.
+// End ends a step, and evicts what has no room any more.
 func (t *Step) End() {
 	t.stripe.mu.Unlock()
 	for s := t.store; s.full() && s.evict(); {
@@ -162,7 +162,7 @@ func (s *Store) evictable(key, text string) bool {
 	return strings.HasSuffix(rest, "}") || strings.HasSuffix(rest, "}:lock") && !strings.HasPrefix(text, "H")
 }
 
-// lose tells of a value that has no room, if it has tags.
+// lose calls Lost for a value with tags.
 func (t *Step) lose(key string, of *Tagging) {
 	if of != nil {
 		t.store.Lost(key)

@@ -11,7 +11,7 @@ import (
 
 // An index has the keys whose values have a tag. A key comes and goes in one step with its value. So an invalidation,
 // which marks the tag in one step with reading the keys, finds each value that has been stored, and the mark refuses
-// each one that is stored later but was loaded before.
+// each that was loaded before but is stored later.
 type index struct {
 	sequence atomic.Uint64 // of the last mark
 	shards   [16]shard

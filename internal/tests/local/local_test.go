@@ -259,8 +259,8 @@ func TestLocal_NotClosed(t *testing.T) {
 	})
 }
 
-// Values of a kilobyte and of a megabyte that are stored, loaded and read take no more memory than MaxBytes, half as much
-// again, and what docs/near.md names, however many there are.
+// However many values of a kilobyte and of a megabyte are stored, loaded and read, they take at most 1.5 × MaxBytes and
+// what docs/near.md names.
 func TestLocal_MaxBytes(t *testing.T) { // not parallel, since it measures memory
 	const limit, constant = 64 << 20, 16 << 20
 	c := newCache(t, &singlefill.Options[[]byte]{Near: &singlefill.Near{MaxBytes: limit}})
