@@ -132,7 +132,7 @@ func TestPanicError(t *testing.T) {
 					t.Errorf("Value is %v, want %v", p.Value, test.value)
 				}
 				cachetest.WantErrText(t, "the call", err, test.text)
-				if !strings.Contains(string(p.Stack), "callLoader") {
+				if !strings.Contains(string(p.Stack), "callUser") {
 					t.Errorf("not the stack of the Loader:\n%s", p.Stack)
 				}
 				if is := errors.Is(err, cause); is != (test.value == cause) {

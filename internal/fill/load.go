@@ -10,20 +10,37 @@ import (
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/value"
 )
 
 // A running is a running load of a set, and what of it must end with it.
 type running struct {
 	*Filler
-	fills    []*filling
-	context  context.Context
+	items    []*item
+	context  context.Context // ends at LoadTimeout, or earlier by cancel
 	cancel   func()
-	stop     func()       // ends the renewals of the locks
-	sets     atomic.Int64 // that have not ended: the set, and those that it has left the keys of other servers to
-	void     atomic.Int64 // fills of which no caller may have the value any more
-	returned atomic.Bool  // the set has an outcome
+	stop     func()          // ends the renewals of the locks
+	since    *tags.Sequences // before the load; nil without Options.Tags
+	sets     atomic.Int64    // that have not ended: the set, and those that it has left the keys of other servers to
+	void     atomic.Int64    // items of which no caller may have the value any more
+	returned atomic.Bool     // the set has outcomes
 }
+
+// An item is the load of one key.
+type item struct {
+	*filling
+	queued     time.Duration // for slots before
+	unlocked   error         // Redis did not answer: the load has no lock, and its value is not stored
+	replaces   bool          // the key held old when this fill took the lock
+	rest       time.Duration // how long no other refresh of the same entry is started
+	began      flight.Stamp
+	superseded atomic.Bool // no caller may have the value any more
+	outcome    outcome
+}
+
+// A loading calls the Loader.
+type loading struct{ *set }
 
 // claim reports whether the set goes on in this goroutine: in the goroutine of the Loader, or, if the Loader has not
 // returned at LoadTimeout, in another one.
@@ -37,64 +54,66 @@ func (r *running) setEnded() {
 	}
 }
 
-// callLoader is the turn in which the Loader runs. The goroutine of a Loader that has not returned by LoadTimeout,
-// or when loads are aborted, is abandoned: the set goes on in another one.
-func (x *set) callLoader(ctx context.Context) state {
-	loadCtx := x.beginLoad(ctx)
+// run is the turn in which the Loader runs. The goroutine of a Loader that has not returned by LoadTimeout, or when
+// loads are aborted, is abandoned: the set goes on in another one.
+func (l loading) run() phase {
+	l.begin()
 	// Not context.AfterFunc, since the context also ends when the fills are superseded.
-	defer time.AfterFunc(x.LoadTimeout, func() {
-		<-loadCtx.Done() // at its deadline, which is now, and not because loaded cancels it
-		x.abandonLoad(ctx, fmt.Errorf("singlefill: the load took longer than LoadTimeout (%v): %w", x.LoadTimeout, context.DeadlineExceeded))
+	defer time.AfterFunc(l.LoadTimeout, func() {
+		<-l.call.context.Done() // at its deadline, which is now, and not because loaded cancels it
+		l.abandon(fmt.Errorf("singlefill: the load took longer than LoadTimeout (%v): %w", l.LoadTimeout, context.DeadlineExceeded))
 	}).Stop()
-	defer context.AfterFunc(x.Fills.Aborting(), func() { x.abandonLoad(ctx, flight.ErrClosed) })()
-	outcomes := x.callUser(loadCtx)
-	if !x.call.claim() {
-		return ended
+	defer context.AfterFunc(l.Fills.Aborting(), func() { l.abandon(flight.ErrClosed) })()
+	outcomes := l.callUser()
+	if !l.call.claim() {
+		return nil
 	}
-	x.loaded(outcomes)
-	return storing
+	return l.loaded(outcomes)
 }
 
-// abandonLoad goes on in this goroutine, unless the Loader has returned.
-func (x *set) abandonLoad(ctx context.Context, err error) {
-	if x.call.claim() {
-		x.loaded(slices.Repeat([]Outcome{{Err: err, Text: err.Error(), Passing: true}}, len(x.fills)))
-		x.run(ctx, storing)
+// abandon goes on in this goroutine, unless the Loader has returned.
+func (l loading) abandon(err error) {
+	if l.call.claim() {
+		l.set.run(l.loaded(slices.Repeat([]Outcome{{Err: err, Text: err.Error(), Passing: true}}, len(l.call.items))))
 	}
 }
 
-// beginLoad returns a context that ends at LoadTimeout, or earlier by cancel.
-func (x *set) beginLoad(ctx context.Context) (loadCtx context.Context) {
-	loadCtx, cancel := context.WithTimeout(ctx, x.LoadTimeout)
-	x.call = &running{Filler: x.Filler, fills: x.fills, context: loadCtx, cancel: cancel, stop: func() {}}
-	x.call.sets.Store(1)
+// failed goes on in another goroutine, unless the load was abandoned: the Loader has not returned.
+func (l loading) failed(o Outcome) {
+	if l.call.claim() {
+		l.Events.LoadPanics(len(l.call.items))
+		l.goOn(l.loaded(slices.Repeat([]Outcome{o}, len(l.call.items))))
+	}
+}
+
+// begin begins the loads of the keys.
+func (l loading) begin() {
+	r := l.call
 	var locks []*filllock.Lock
-	for _, f := range x.fills {
-		x.Events.LoadBegun(f.fill.Refresh)
-		f.began = x.Fills.BeginLoad(f.fill, func() {
-			f.superseded.Store(true)
-			if int(x.call.void.Add(1)) == len(x.call.fills) {
-				cancel()
+	for _, o := range r.items {
+		l.Events.LoadBegun(o.Refresh)
+		o.began = l.Fills.BeginLoad(o.Fill, func() {
+			o.superseded.Store(true)
+			if int(r.void.Add(1)) == len(r.items) {
+				r.cancel()
 			}
 		})
 		switch {
-		case !f.unlocked:
-			locks = append(locks, f.lock)
+		case o.unlocked == nil:
+			locks = append(locks, o.lock)
 			continue
-		case f.lock.InDoubt:
-			f.lock.InDoubt = false
-			x.giveUp(ctx, f)
+		case o.lock.InDoubt:
+			l.giveUp(o.filling)
 		}
-		x.Events.LoadUnlocked()
+		l.Events.LoadUnlocked()
 	}
 	if len(locks) == 0 {
-		return loadCtx
+		return
 	}
-	x.call.stop = x.renew(ctx, loadCtx, locks)
-	if x.Tags != nil {
-		x.since = x.Tags.Sequences(loadCtx)
+	r.stop = r.renew(l.ctx, l.load, locks)
+	if l.Tags != nil {
+		r.since = l.Tags.Sequences(r.context)
 	}
-	return loadCtx
 }
 
 // renewAfter is the age at which locks are first renewed. A quicker load needs no timer for
@@ -103,22 +122,20 @@ const renewAfter = 10 * time.Millisecond
 
 // renew renews locks until stop is called, or LoadTimeout is over. A caller that joins brings the next renewal forward,
 // so that a lost lock is noticed soon; of a load that has ended the store tells.
-func (x *set) renew(ctx, loadCtx context.Context, locks []*filllock.Lock) (stop func()) {
-	fills := x.fills // among them the fills of the locks
-	call, load := x.call, x.load
-	deadline, _ := loadCtx.Deadline()
+func (r *running) renew(ctx context.Context, load *flight.Load, locks []*filllock.Lock) (stop func()) {
+	deadline, _ := r.context.Deadline()
 	ctx, cancel := context.WithCancel(ctx)
-	later := x.Fills.Later(min(renewAfter, x.LockTTL/3), func() {
+	later := r.Fills.Later(min(renewAfter, r.LockTTL/3), func() {
 		ctx, cancel := context.WithDeadline(ctx, deadline)
 		defer cancel()
-		filllock.Keep(ctx, locks, load.Woken, func(l *filllock.Lock) {
-			if call.returned.Load() {
+		filllock.Keep(ctx, locks, load.Woken, func(lost *filllock.Lock) {
+			if r.returned.Load() {
 				return
 			}
-			x.Events.LockLost()
-			for _, f := range fills {
-				if f.lock == l {
-					x.Fills.LockLost(f.fill)
+			r.Events.LockLost()
+			for _, o := range r.items {
+				if o.lock == lost {
+					r.Fills.LockLost(o.Fill)
 				}
 			}
 		})
@@ -127,25 +144,26 @@ func (x *set) renew(ctx, loadCtx context.Context, locks []*filllock.Lock) (stop 
 }
 
 // callUser calls the Loader, and TTLFunc for each of its values.
-func (x *set) callUser(ctx context.Context) []Outcome {
-	r := x.call
-	if x.Fills.Aborting().Err() != nil {
-		return slices.Repeat([]Outcome{{Err: flight.ErrClosed, Passing: true}}, len(r.fills))
+func (l loading) callUser() []Outcome {
+	r := l.call
+	if l.Fills.Aborting().Err() != nil {
+		return slices.Repeat([]Outcome{{Err: flight.ErrClosed, Passing: true}}, len(r.items))
 	}
-	keys := make([]string, len(r.fills))
-	for i, f := range r.fills {
-		keys[i] = f.key
+	keys := make([]string, len(r.items))
+	for i, o := range r.items {
+		keys[i] = o.Key
 	}
-	ctx = x.Events.LoadStart(inside(x.load.Inside(ctx), r), keys[0])
+	ctx := l.Events.LoadStart(inside(l.load.Inside(r.context), r), keys[0])
 	call := &flight.Call{Context: ctx, Keys: len(keys), Begun: time.Now()}
-	for _, f := range r.fills {
-		f.fill.Call.Store(call)
+	for _, o := range r.items {
+		o.Call.Store(call)
 	}
-	result := x.User.Load(ctx, keys, x.from.Loader)
+	result := l.User.Load(ctx, keys, l.from.Loader)
 	outcomes := make([]Outcome, len(keys))
 	for i, key := range keys {
 		o := r.outcomeOf(result, key)
-		o.Passing = o.Passing || o.Err != nil && r.context.Err() != nil // whatever the Loader makes of the end of its context
+		// A failure after the end of its context is passing, whatever the Loader makes of that end.
+		o.Passing = o.Passing || o.Err != nil && r.context.Err() != nil
 		outcomes[i] = o
 	}
 	return outcomes
@@ -163,24 +181,23 @@ func (r *running) outcomeOf(result Outcomes, key string) (o Outcome) {
 	return r.User.Returned(key, value, err)
 }
 
-// loaded takes the outcomes of the fills.
-func (x *set) loaded(outcomes []Outcome) {
-	for i, f := range x.fills {
-		o := outcome{Outcome: outcomes[i]}
-		o.superseded = o.Err != nil && f.superseded.Load()
-		o.info.Key, o.info.Refresh, o.info.Queued, o.info.Err = f.key, f.fill.Refresh, x.queued, o.Err
-		if o.call = f.fill.Call.Load(); o.call != nil {
-			o.info.Keys, o.info.Duration = o.call.Keys, time.Since(o.call.Begun)
+// loaded takes the outcomes.
+func (l loading) loaded(outcomes []Outcome) phase {
+	for i, o := range l.call.items {
+		o.outcome.Outcome = outcomes[i]
+		info := &o.outcome.info
+		info.Key, info.Refresh, info.Queued, info.Err, info.Unlocked = o.Key, o.Refresh, o.queued, outcomes[i].Err, o.unlocked != nil
+		if call := o.Call.Load(); call != nil {
+			info.Keys, info.Duration = call.Keys, time.Since(call.Begun)
 		}
-		o.info.Unlocked = f.unlocked
-		f.outcome = o
-		x.Events.LoadEnded()
-		if !f.unlocked && !o.failed() {
-			x.times.Note(f.key, o.info.Duration)
+		l.Events.LoadEnded()
+		if o.unlocked == nil && !o.outcome.failed() {
+			l.times.Note(o.Key, info.Duration)
 		}
 	}
-	x.call.cancel()
-	x.slot.Release()
+	l.call.cancel()
+	l.slot.Release()
+	return storing{l.set, l.call.items}
 }
 
 // LoadContext returns the context of the Loader of a fill, or nil if none has been called.
@@ -204,24 +221,24 @@ func Outside(ctx context.Context) context.Context { return inside(ctx, new(runni
 // Previous returns the value that the running load of key replaces, or nil. ctx is the context of the Loader.
 func Previous(ctx context.Context, key string) (any, event.ValueInfo) {
 	if r, _ := ctx.Value(runningKey{}).(*running); r != nil {
-		for _, f := range r.fills {
-			if f.key == key {
-				return r.previous(f)
+		for _, o := range r.items {
+			if o.Key == key {
+				return r.previous(o)
 			}
 		}
 	}
 	return nil, event.ValueInfo{}
 }
 
-func (r *running) previous(f *filling) (any, event.ValueInfo) {
-	if r.returned.Load() || !f.replaces || r.Fills.Superseded(f.fill) {
+func (r *running) previous(o *item) (any, event.ValueInfo) {
+	if r.returned.Load() || !o.replaces || r.Fills.Superseded(o.Fill) {
 		return nil, event.ValueInfo{}
 	}
-	old := f.old.Entry
+	old := o.old.Entry
 	if old.NotFound || old.Payload == nil || old.Version < r.Store.Type.Policy.Version {
 		return nil, event.ValueInfo{}
 	}
-	v, err := r.Store.Type.DecodeEntry(f.key, &old)
+	v, err := r.Store.Type.DecodeEntry(o.Key, &old)
 	if err != nil { // told as a BadValue when it was read
 		return nil, event.ValueInfo{}
 	}

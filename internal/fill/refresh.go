@@ -46,11 +46,10 @@ func (f *Filler) refresh(ctx context.Context, found []*value.Lookup, from Source
 			keys[i], entries[i] = l.Key, entry.Header(l.Data)
 		}
 		f.Fills.Refresh(keys, entries, func(of []int, fills []*flight.Fill[Result]) (run func(*flight.Load)) {
-			x := f.newSet(from, fills)
-			for k, i := range of {
-				x.all[k].old = &value.Lookup{Key: keys[i], Data: found[i].Data}
-			}
-			return func(l *flight.Load) { x.start(ctx, l) }
+			x := f.newSet(ctx, from, fills, func(k int) *value.Lookup {
+				return &value.Lookup{Key: keys[of[k]], Data: found[of[k]].Data}
+			})
+			return func(l *flight.Load) { x.start(l, beginning{x}) }
 		})
 	}
 }

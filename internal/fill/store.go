@@ -2,11 +2,11 @@ package fill
 
 import (
 	"cmp"
-	"context"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/foreign"
@@ -14,104 +14,130 @@ import (
 	"github.com/singlefill/singlefill/internal/value"
 )
 
-// store is the last turn of a load. Another set stores the keys of another server.
-func (x *set) store(ctx context.Context) state {
-	if len(x.fills) == 0 {
-		return x.over(ctx)
-	}
-	parts := client.InParts(x.Client, x.fills, func(f *filling) string { return f.lock.Keys.Lock })
+// A storing hands the outcomes of a load to Redis and to the callers.
+type storing struct {
+	*set
+	items []*item // of the fills
+}
+
+// An outcome is how a load ended, and what happened to its value.
+type outcome struct {
+	Outcome
+	info     event.LoadInfo
+	entry    entry.Entry // of Value, or of ErrNotFound
+	tags     []string    // of Value
+	untagged bool        // its tags are not known, or cannot be proved
+
+	// To be told to Redis.
+	data []byte // of entry; nil: the lock is released with note
+	note filllock.ReleaseNote
+	ours bool  // the fill still held the lock, and no tag had been invalidated
+	err  error // Redis has not been told
+}
+
+func (o *outcome) failed() bool { return o.Err != nil && !o.NotFound }
+
+func (o *outcome) newResult() *Result {
+	found := value.Found{Value: o.Value, Entry: o.entry, At: o.entry.WrittenAt, Freshness: value.Fresh, Err: o.Err}
+	return &Result{Found: found, Failed: o.failed(), NoStale: o.NoStale}
+}
+
+// run is the last turn of a load. Another set stores the keys of another server.
+func (s storing) run() phase {
+	parts := inParts(s.set, s.items)
 	for _, others := range parts[1:] {
-		x.split(others).goOn(ctx, storing)
+		y := s.split(fillsOf(others))
+		y.goOn(storing{y, others})
 	}
-	x.fills = parts[0]
-	var locked []*filling
-	for _, f := range x.fills {
-		x.prepare(f)
+	items := parts[0]
+	var locked []*item
+	for _, f := range items {
+		s.prepare(f)
 	}
-	for _, f := range x.fills {
-		if f.unlocked {
-			x.share(ctx, f)
+	for _, f := range items {
+		if f.unlocked != nil {
+			s.share(f)
 		} else {
 			locked = append(locked, f)
 		}
 	}
 	if len(locked) > 0 {
-		x.commit(ctx, locked)
+		s.commit(locked)
 	}
-	for _, f := range x.fills {
-		x.loadDone(ctx, f)
+	for _, f := range items {
+		s.loadDone(f)
 	}
-	return x.over(ctx)
+	return s.over()
 }
 
 // count counts what has become of a load.
-func (x *set) count(o *outcome) { x.Events.CountLoad(&o.info, o.NotFound) }
+func (s storing) count(o *outcome) { s.Events.CountLoad(&o.info, o.NotFound) }
 
 // loadDone tells what has become of a load.
-func (x *set) loadDone(ctx context.Context, f *filling) {
-	if call := f.outcome.call; call != nil {
+func (s storing) loadDone(f *item) {
+	ctx := s.ctx
+	if call := f.Call.Load(); call != nil {
 		ctx = call.Context
 	}
-	x.Events.LoadDone(ctx, f.outcome.info)
+	s.Events.LoadDone(ctx, f.outcome.info)
 }
 
 // share gives the outcome of a load without the lock to the callers of this process. It is not stored: this process
 // may have missed a Delete.
-func (x *set) share(ctx context.Context, f *filling) {
-	o, r := &f.outcome, f.outcome.result
-	validFrom := f.began
+func (s storing) share(f *item) {
+	o, r, validFrom := &f.outcome, f.outcome.newResult(), f.began
 	if r.Failed {
-		validFrom = x.Fills.Now() // callers that joined during the load have waited for its failure
+		validFrom = s.Fills.Now() // callers that joined during the load have waited for its failure
 	}
-	r.Unverified, r.StoreErr = true, f.away
+	r.Unverified, r.StoreErr = true, f.unlocked
 	if o.NoStale {
-		x.Store.Forget(f.key)
+		s.Store.Forget(f.Key)
 	}
-	x.count(o) // before the callers continue
-	x.end(ctx, f, r, validFrom)
+	s.count(o) // before the callers continue
+	s.end(f.filling, r, validFrom, f.rest)
 }
 
 // commit stores the outcomes of a load, or releases the locks, and hands the outcomes to the callers. The keys are on
 // one server.
-func (x *set) commit(ctx context.Context, fills []*filling) {
+func (s storing) commit(fills []*item) {
 	keys := make([]string, len(fills))
 	for i, f := range fills {
 		keys[i] = f.lock.Keys.Value
 	}
-	stamp := x.Fills.Now()
-	if err := x.Client.Refusal(fills[0].lock.Keys.Lock); err != nil {
+	stamp := s.Fills.Now()
+	if err := s.Client.Refusal(fills[0].lock.Keys.Lock); err != nil {
 		for _, f := range fills {
 			f.outcome.err = err
 		}
 	} else {
-		x.Store.During(keys, func(keep func(int, *value.Lookup)) {
-			x.storeOrRelease(ctx, fills)
+		s.Store.During(keys, func(keep func(int, *value.Lookup)) {
+			s.storeOrRelease(fills)
 			for i, f := range fills {
 				if o := &f.outcome; o.err == nil && o.info.Stored {
-					if l := x.Store.Stored(f.key, o.data, o.entry, o.Life); l != nil {
+					if l := s.Store.Stored(f.Key, o.data, o.entry, o.Life); l != nil {
 						keep(i, l)
 					}
 				}
 			}
 		})
 	}
-	x.dropped(ctx, fills)
-	var unreached []*filling
+	s.dropped(fills)
+	var unreached []*item
 	for _, f := range fills {
 		if client.Unreachable(f.outcome.err) {
 			unreached = append(unreached, f) // counted when it is known whether the second attempt stores it
 		} else {
 			f.holds = false
-			x.count(&f.outcome) // before the callers continue
+			s.count(&f.outcome) // before the callers continue
 		}
-		x.handOver(ctx, f, stamp)
+		s.handOver(f, stamp)
 	}
 	if len(unreached) > 0 { // once more, or for the first time, now that no caller waits
-		x.storeOrRelease(ctx, unreached)
-		x.dropped(ctx, unreached)
+		s.storeOrRelease(unreached)
+		s.dropped(unreached)
 	}
 	for _, f := range unreached {
-		x.count(&f.outcome)
+		s.count(&f.outcome)
 	}
 	for _, f := range fills {
 		// A value that the server never accepts, for example a value that is too large, must not keep the
@@ -121,64 +147,62 @@ func (x *set) commit(ctx context.Context, fills []*filling) {
 }
 
 // prepare decides what to tell Redis and the callers.
-func (x *set) prepare(f *filling) {
+func (s storing) prepare(f *item) {
 	o := &f.outcome
-	o.data, o.note = x.encode(f)
-	if f.unlocked { // callers decode their copies
+	o.data, o.note = s.encode(f)
+	if f.unlocked != nil { // callers decode their copies
 		o.entry.ID = 0
-		o.result = o.newResult()
 		return
 	}
-	if err := x.takeTags(f); err != nil {
+	err := s.takeTags(f)
+	superseded := f.superseded.Load() && (o.Err != nil || err != nil) // which has ended the read of the sequences
+	if err != nil {
 		o.data, o.untagged = nil, true
-		if o.superseded = f.superseded.Load(); o.superseded { // which has ended the read of the sequences
-			o.info.Fenced = true
-		} else {
+		if o.info.Fenced = superseded; !superseded {
 			o.info.StoreErr = err
 		}
 	}
-	o.result = o.newResult()
-	if o.superseded {
+	if superseded {
 		o.note = filllock.ReleaseNote{} // waiters in other processes load, rather than fail with this
 	} else if o.data == nil && !o.note.Drop && !foreign.Is(o.Err, flight.ErrClosed) {
-		x.backOff(f)
+		s.backOff(f)
 	}
 }
 
 // handOver hands an outcome to the callers.
-func (x *set) handOver(ctx context.Context, f *filling, stamp flight.Stamp) {
-	o, r := &f.outcome, f.outcome.result
+func (s storing) handOver(f *item, stamp flight.Stamp) {
+	o, r := &f.outcome, f.outcome.newResult()
 	r.StoreErr = cmp.Or(o.info.StoreErr, o.err)
 	switch {
 	case o.err == nil && o.ours: // this proves that the key has not been invalidated since the load began
 		f.oldSince, r.NewSince = stamp, stamp
-		x.end(ctx, f, r, stamp)
-	case r.Failed && !x.mayServeOld(f): // callers that joined during the load have waited for its failure
-		x.end(ctx, f, r, stamp)
+		s.end(f.filling, r, stamp, f.rest)
+	case r.Failed && !s.mayServeOld(f): // callers that joined during the load have waited for its failure
+		s.end(f.filling, r, stamp, f.rest)
 	default:
 		r.Unverified = o.err != nil
-		x.end(ctx, f, r, f.began)
+		s.end(f.filling, r, f.began, f.rest)
 	}
 }
 
 // encode returns the entry to store for an outcome, or nil and the note with which to release the
 // lock.
-func (x *set) encode(f *filling) (data []byte, note filllock.ReleaseNote) {
+func (s storing) encode(f *item) (data []byte, note filllock.ReleaseNote) {
 	o := &f.outcome
-	typ, storeErr := x.Store.Type, &o.info.StoreErr
+	typ, storeErr := s.Store.Type, &o.info.StoreErr
 	switch {
 	case o.Err == nil:
-		o.entry.Payload, *storeErr = typ.Encode(f.key, o.Value)
+		o.entry.Payload, *storeErr = typ.Encode(f.Key, o.Value)
 		o.entry.Format = typ.Formats.Written
 	case o.NotFound:
-		o.Life, note.Failure, note.Drop = x.Store.LifeOfNotFound(), filllock.NotFoundRecord, o.NoStale
+		o.Life, note.Failure, note.Drop = s.Store.LifeOfNotFound(), filllock.NotFoundRecord, o.NoStale
 	case foreign.Is(o.Err, flight.ErrClosed):
 		return nil, note // this process is closing; other processes can still load
 	default:
-		note.Failure = filllock.Failure{Name: x.User.NameOf(o.Err), Text: o.Text, NoStale: o.NoStale}.Record()
+		note.Failure = filllock.Failure{Name: s.User.NameOf(o.Err), Text: o.Text, NoStale: o.NoStale}.Record()
 		note.Drop = o.NoStale
 		if !o.Passing {
-			note.Remember = x.FailureTTL
+			note.Remember = s.FailureTTL
 		}
 		return nil, note
 	}
@@ -203,14 +227,14 @@ func (x *set) encode(f *filling) (data []byte, note filllock.ReleaseNote) {
 // dropped makes memory forget the old values that Redis has dropped, or may have: the release has been answered with
 // an error, and if it was refused, the reply to its first copy may have been lost. With ErrNoStale other processes must
 // forget the values, too.
-func (x *set) dropped(ctx context.Context, fills []*filling) {
-	var sure, unsure []*filling
+func (s storing) dropped(fills []*item) {
+	var sure, unsure []*item
 	for _, f := range fills {
 		o := &f.outcome
 		if !o.note.Drop {
 			continue
 		}
-		switch x.Store.Forget(f.key); {
+		switch s.Store.Forget(f.Key); {
 		case !o.NoStale:
 		case o.err == nil:
 			sure = append(sure, f)
@@ -218,14 +242,14 @@ func (x *set) dropped(ctx context.Context, fills []*filling) {
 			unsure = append(unsure, f)
 		}
 	}
-	x.record(ctx, sure, nil)
+	s.record(sure, nil)
 	if len(unsure) > 0 {
-		x.record(ctx, unsure, unsure[0].outcome.err)
+		s.record(unsure, unsure[0].outcome.err)
 	}
 }
 
 // record tells the memory of other processes that values have been dropped by a command that was answered with err.
-func (x *set) record(ctx context.Context, fills []*filling, err error) {
+func (s storing) record(fills []*item, err error) {
 	if len(fills) == 0 {
 		return
 	}
@@ -233,45 +257,45 @@ func (x *set) record(ctx context.Context, fills []*filling, err error) {
 	for i, f := range fills {
 		pairs[i] = f.lock.Keys
 	}
-	err = x.Keys.Record(ctx, pairs, err)
+	err = s.Keys.Record(s.ctx, pairs, err)
 	for _, f := range fills {
 		f.outcome.info.StoreErr = err
 	}
 }
 
 // mayServeOld reports whether there is an old value that may be served in place of the outcome, a failure.
-func (x *set) mayServeOld(f *filling) bool {
-	return !f.outcome.NoStale && x.Store.Servable(&f.old.Found, time.Now())
+func (s storing) mayServeOld(f *item) bool {
+	return !f.outcome.NoStale && s.Store.Servable(&f.old.Found, time.Now())
 }
 
 // takeTags takes the tags of what a load has brought.
-func (x *set) takeTags(f *filling) (err error) {
+func (s storing) takeTags(f *item) (err error) {
 	o := &f.outcome
-	if x.Tags == nil || o.failed() {
+	if s.Tags == nil || o.failed() {
 		return nil
 	}
-	if o.tags, err = x.Store.TagsOf(f.key, o.Value); err != nil {
+	if o.tags, err = s.Store.TagsOf(f.Key, o.Value); err != nil {
 		return err
 	}
-	return x.since.Missing(o.tags)
+	return s.call.since.Missing(o.tags)
 }
 
 // backOff keeps the fleet off the source for RetryAfter, if there is an old value to serve.
-func (x *set) backOff(f *filling) {
-	if x.Store.Servable(&f.old.Found, time.Now()) {
-		f.outcome.note.RetryAfter = x.RetryAfter
-		f.rest = min(x.RetryAfter, maxRest)
+func (s storing) backOff(f *item) {
+	if s.Store.Servable(&f.old.Found, time.Now()) {
+		f.outcome.note.RetryAfter = s.RetryAfter
+		f.rest = min(s.RetryAfter, maxRest)
 	}
 }
 
 // storeOrRelease stores data and releases the lock in one step, for each fill. Without data, or if the server
 // refuses to store it, or if one of its tags has been invalidated, it only releases the lock.
-func (x *set) storeOrRelease(ctx context.Context, fills []*filling) {
-	var told []*filling
+func (s storing) storeOrRelease(fills []*item) {
+	var told []*item
 	var acts []filllock.Act
-	failed := x.noteTags(ctx, fills)
+	noted, failed := s.noteTags(fills)
 	for _, f := range fills {
-		o, err := &f.outcome, failed[f.key]
+		o, err := &f.outcome, failed[f.Key]
 		o.ours, o.err = err == nil && !o.untagged, nil
 		switch {
 		case o.ours:
@@ -283,36 +307,36 @@ func (x *set) storeOrRelease(ctx context.Context, fills []*filling) {
 			continue
 		default:
 			o.info.StoreErr, o.data = err, nil
-			x.backOff(f)
+			s.backOff(f)
 		}
-		told, acts = append(told, f), append(acts, x.act(f))
+		told, acts = append(told, f), append(acts, s.act(f))
 	}
-	refused := x.do(ctx, told, acts)
+	refused := s.do(told, acts, noted)
 	acts = nil
 	for _, f := range refused { // the server would refuse the next value, too
 		f.outcome.data = nil
-		x.backOff(f)
-		acts = append(acts, x.act(f))
+		s.backOff(f)
+		acts = append(acts, s.act(f))
 	}
-	x.do(ctx, refused, acts)
+	s.do(refused, acts, noted)
 }
 
 // act stores data, or releases the lock.
-func (x *set) act(f *filling) filllock.Act {
+func (s storing) act(f *item) filllock.Act {
 	if f.outcome.data == nil {
 		return f.lock.Release(f.outcome.note)
 	}
-	store := f.lock.Store(f.outcome.data, x.Store.KeptFor(f.outcome.Life))
-	return store.Tagged(x.Tags.Tagging(f.key, f.outcome.tags, x.since))
+	store := f.lock.Store(f.outcome.data, s.Store.KeptFor(f.outcome.Life))
+	return store.Tagged(s.Tags.Tagging(f.Key, f.outcome.tags, s.call.since))
 }
 
 // do carries out acts, one of each fill. It returns the fills whose values the server has refused.
-func (x *set) do(ctx context.Context, fills []*filling, acts []filllock.Act) (refused []*filling) {
+func (s storing) do(fills []*item, acts []filllock.Act, noted *tags.Noted) (refused []*item) {
 	stored := false
 	for len(acts) > 0 {
 		n := client.Carried(len(acts), func(i int) int { return len(fills[i].outcome.data) })
 		answered, away := false, error(nil)
-		for i, done := range filllock.Do(ctx, x.Client.Timeout, acts[:n]...) {
+		for i, done := range filllock.Do(s.ctx, s.Client.Timeout, acts[:n]...) {
 			o := &fills[i].outcome
 			o.ours, o.err = o.ours && done.Value, done.Err
 			if o.data != nil {
@@ -338,22 +362,23 @@ func (x *set) do(ctx context.Context, fills []*filling, acts []filllock.Act) (re
 		}
 	}
 	if stored {
-		_ = x.Tags.Stored(ctx, x.noted, true) // a failure is traced
+		_ = s.Tags.Stored(s.ctx, noted, true) // a failure is traced
 	}
 	return refused
 }
 
 // noteTags notes the tags of what a load has brought, also if it is not to be stored: a DeleteTag that comes
-// later then finds the key, and the lock that the fill still holds. It returns why keys have not been noted.
-func (x *set) noteTags(ctx context.Context, fills []*filling) (failed map[string]error) {
+// later then finds the key, and the lock that the fill still holds. It returns what has been noted, nil: there are no
+// tags, and why keys have not been.
+func (s storing) noteTags(fills []*item) (noted *tags.Noted, failed map[string]error) {
 	var notes []tags.Note
 	for _, f := range fills {
 		if o := &f.outcome; !o.untagged && len(o.tags) > 0 {
-			notes = append(notes, tags.Note{Key: f.key, Tags: o.tags, Life: x.Store.KeptFor(o.Life)})
+			notes = append(notes, tags.Note{Key: f.Key, Tags: o.tags, Life: s.Store.KeptFor(o.Life)})
 		}
 	}
-	if x.noted = nil; len(notes) > 0 {
-		x.noted, failed = x.Tags.NoteEach(ctx, notes, x.since)
+	if len(notes) == 0 {
+		return nil, nil
 	}
-	return failed
+	return s.Tags.NoteEach(s.ctx, notes, s.call.since)
 }

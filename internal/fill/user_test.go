@@ -65,9 +65,9 @@ var harmless = map[string]bool{
 	"Goexit of RedisError": true, // in the goroutine of the command
 }
 
-// A function of the user that calls runtime.Goexit, or panics where that is not its own error, fails the calls for which
-// it works with a PanicError, or ends their goroutines. It keeps no call, no lock, no slot and not Close. It may call the
-// cache.
+// A function of the user that calls runtime.Goexit, or panics where that is not its own error, fails the calls for
+// which it works with a PanicError, or ends their goroutines. It keeps no call, no lock, no slot and not Close. It may
+// call the cache.
 //
 //fault:user-leaves
 func TestSet_UserDoesNotReturn(t *testing.T) {
