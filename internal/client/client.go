@@ -119,7 +119,7 @@ type call struct {
 	client *Client
 	node   *node
 	sent   time.Time
-	gate   *gate
+	gate   *gate              // nil: it passes none
 	group  *group             // with which it is sent, or nil
 	opened <-chan struct{}    // closed when its caller is to leave, perhaps; nil: it stays
 	cancel context.CancelFunc // ends its context before its time
@@ -146,7 +146,7 @@ func DoWithin[R any](ctx context.Context, c *Client, what Command, cmd func(ctx 
 func DoTries[R any](ctx context.Context, c *Client, what Command, cmd func(ctx context.Context) (R, error)) (reply Reply[R]) {
 	for r := (repeat{Command: what, view: c}); ; {
 		var sent time.Time
-		reply.Value, sent, reply.Err = do(ctx, c, r.Command, parcel{}, func(ctx context.Context, _ *group) (R, error) { return cmd(ctx) })
+		reply.Value, sent, reply.Err = do(ctx, c, &r.Command, parcel{}, doing[R](func(ctx context.Context, _ *group) (R, error) { return cmd(ctx) }))
 		if what.Caller != nil {
 			reply.Err = what.Caller.Explain(reply.Err)
 		}
@@ -188,7 +188,7 @@ func send[R any](ctx context.Context, c *Client, what *Command, cmds []redis.Cmd
 	if len(timely) > 1 {
 		p = parcel{more: timely}
 	}
-	r, sent, err = do(ctx, c, *what, p, func(ctx context.Context, together *group) (R, error) {
+	r, sent, err = do(ctx, c, what, p, doing[R](func(ctx context.Context, together *group) (R, error) {
 		if end, ok := ctx.Deadline(); ok && together == nil {
 			caller.begin(end)
 		}
@@ -207,7 +207,7 @@ func send[R any](ctx context.Context, c *Client, what *Command, cmds []redis.Cmd
 			}
 		}
 		return read()
-	})
+	}))
 	caller.Leave()
 	return r, sent, caller.Explain(err)
 }
@@ -225,9 +225,18 @@ func (c *Client) process(ctx context.Context, p parcel, together *group) error {
 	return nil
 }
 
-// do tries a command once. It returns when the command was admitted.
-func do[R any](ctx context.Context, c *Client, what Command, p parcel,
-	run func(ctx context.Context, together *group) (R, error)) (r R, sent time.Time, err error) {
+// An act sends a command, unless it has gone together with others, and returns what it makes of the reply. It is an
+// interface, so that a hit allocates no function: see [getting].
+type act[R any] interface {
+	run(ctx context.Context, together *group) (R, error)
+}
+
+type doing[R any] func(ctx context.Context, together *group) (R, error)
+
+func (d doing[R]) run(ctx context.Context, together *group) (R, error) { return d(ctx, together) }
+
+// do tries a command once. It returns when the command was admitted, or zero if the server is away.
+func do[R any, A act[R]](ctx context.Context, c *Client, what *Command, p parcel, a A) (r R, sent time.Time, err error) {
 	var none R
 	if err := ctx.Err(); err != nil {
 		return none, sent, err
@@ -235,30 +244,32 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 	if c.Local != nil { // which has nothing to wait for
 		sent = time.Now()
 		what.admittedAt(sent)
-		r, err = run(ctx, nil)
+		r, err = a.run(ctx, nil)
 		return r, sent, err
 	}
 	n := c.nodeOf(what.Key)
+	if what.Spared {
+		if err := c.refusal(n); err != nil {
+			return none, sent, err
+		}
+	}
 	p.rdb, p.timeout, p.ctx = c.Redis, c.Timeout, ctx
-	call := call{Command: what, client: c, node: n, sent: time.Now(), gate: n.alone}
+	call := call{Command: *what, client: c, node: n, sent: time.Now(), gate: n.alone}
 	switch {
+	case what.Now:
+		call.gate = nil
 	case what.Keys > fewKeys:
 		call.gate, p.first = &n.many.gate, what.Holds
 	case p.cmd != nil:
 		call.gate = n.together
 	}
 	what.admittedAt(call.sent)
-	queues := !call.gate.tryEnter()
+	queues := call.gate != nil && !call.gate.tryEnter()
 	if queues {
 		if err := c.wait(&call, p); err != nil {
 			return none, call.sent, err
 		}
 		call.Spared = true // the server was there, and may be away any moment if the queue has not moved
-	} else if what.Spared {
-		if err := c.refusal(n); err != nil {
-			call.leave(false)
-			return none, call.sent, err
-		}
 	}
 	group, shared := call.group, n.limit.next(call.sent, c.Timeout)
 	since := call.depart()
@@ -268,12 +279,12 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 		answered := false
 		n.using.Add(1)
 		defer func() { n.using.Add(-1); call.leave(answered) }()
-		r, err := run(bounded, group)
+		r, err := a.run(bounded, group)
 		err = n.Explain(err, what.Within)
 		answered = c.observe(ctx, call, err)
 		return r, call.sent, err
 	}
-	r, err = runAsync(ctx, call, bounded, call.leave, func(ctx context.Context) (R, error) { return run(ctx, group) })
+	r, err = runAsync(ctx, call, bounded, call.leave, func(ctx context.Context) (R, error) { return a.run(ctx, group) })
 	return r, call.sent, err
 }
 
@@ -287,13 +298,13 @@ func (call *call) depart() (since time.Time) {
 	return since
 }
 
-// leave leaves the gate. Commands that are sent together leave together, by themselves.
+// leave leaves the gate, if the command has passed one. Commands that are sent together leave together, by themselves.
 func (call call) leave(answered bool) {
 	if call.cancel != nil {
 		call.cancel()
 	}
 	switch many := call.node.many; {
-	case call.group != nil:
+	case call.group != nil, call.gate == nil:
 	case call.gate == &many.gate:
 		many.leave(answered, time.Since(call.sent), call.client.Timeout)
 	default:

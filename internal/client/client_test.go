@@ -79,10 +79,15 @@ func watch(t testing.TB, rdb redis.UniversalClient, timeout time.Duration) *watc
 
 // answers reports whether the node of a key answers a ping.
 func (w *watcher) answers(key string) bool {
-	_, err := DoNow(context.Background(), w.Client, "ping", key, func(ctx context.Context) (string, error) {
+	_, err := doNow(context.Background(), w.Client, "ping", key, func(ctx context.Context) (string, error) {
 		return w.nodeOf(key).rdb.Ping(ctx).Result()
 	})
 	return !Unreachable(err)
+}
+
+// doNow is Do of a command that does not queue.
+func doNow[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx context.Context) (R, error)) (R, error) {
+	return DoWithin(ctx, c, Command{Op: op, Key: key, Within: c.Timeout, Now: true}, cmd)
 }
 
 func (w *watcher) failures(op string) (n int) {

@@ -16,6 +16,7 @@ type Command struct {
 	Holds  bool          // its caller holds the locks of the keys: of those that wait it goes first
 	Within time.Duration // the bound of all tries, at most Client.Timeout
 	Again  Again         // whether it is sent again without an answer
+	Now    bool          // it is rare, and all callers depend on it: it does not queue at the gate, only at the pool
 	Spared bool          // it is not sent while the server is away
 	Cached bool          // the user's client may answer it from memory, which shows nothing of the server
 	Caller *Caller       // of its commands, if one tells whether they were sent

@@ -8,22 +8,18 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Get is Do of a GET. Every hit runs it, so it is worth not allocating a context or a function for
-// it. While the server is away it sends nothing. asked is how long the server has been asked. ahead
+// Get is Do of a GET. While the server is away it sends nothing. asked is how long the server has been asked. ahead
 // is a command that goes just ahead of the GET in the same pipeline, or nil. Unless Get returns an
 // error, it has its reply.
 func (c *Client) Get(ctx context.Context, ahead redis.Cmder, key string) (data []byte, asked time.Duration, err error) {
-	if err := ctx.Err(); err != nil {
-		return nil, 0, err
-	}
 	if c.traits.fromMasters {
 		return c.getFromMaster(ctx, ahead, key)
 	}
 	what := Command{Op: "get", Key: key, Within: c.Timeout, Again: Always, Spared: true, Cached: c.traits.cached}
 	for r := (repeat{Command: what, view: c}); ; {
 		var sent time.Time
-		data, sent, err = c.get(ctx, &r.Command, ahead)
-		if r.again(ctx, sent, err) {
+		g := getting{c, redis.NewStringCmd(ctx, "get", key), ahead}
+		if data, sent, err = do(ctx, c, &r.Command, parcel{cmd: g.cmd, ahead: ahead}, g); r.again(ctx, sent, err) {
 			continue
 		}
 		if err != nil && !sent.IsZero() {
@@ -33,42 +29,18 @@ func (c *Client) Get(ctx context.Context, ahead redis.Cmder, key string) (data [
 	}
 }
 
-// get tries a GET once.
-func (c *Client) get(ctx context.Context, what *Command, ahead redis.Cmder) (data []byte, sent time.Time, err error) {
-	n := c.nodeOf(what.Key)
-	if err := c.refusal(n); err != nil {
-		return nil, sent, err
+// A getting is the act of a Get, which every hit runs.
+type getting struct {
+	client *Client
+	cmd    *redis.StringCmd
+	ahead  redis.Cmder
+}
+
+func (g getting) run(ctx context.Context, together *group) ([]byte, error) {
+	if err := g.client.process(ctx, parcel{cmd: g.cmd, ahead: g.ahead}, together); err != nil {
+		return nil, err
 	}
-	cmd := redis.NewStringCmd(ctx, "get", what.Key)
-	p := parcel{rdb: c.Redis, timeout: c.Timeout, ctx: ctx, cmd: cmd, ahead: ahead}
-	call := call{Command: *what, client: c, node: n, sent: time.Now(), gate: n.together}
-	if !call.gate.tryEnter() {
-		if err := c.wait(&call, p); err != nil {
-			return nil, call.sent, err
-		}
-	}
-	shared := n.limit.next(call.sent, c.Timeout)
-	group, since := call.group, call.depart()
-	var bounded context.Context
-	bounded, call.cancel = c.bound(ctx, shared, what.Within)
-	if c.traits.bounded && !endsWithin(ctx, what.Within) && !since.Before(shared.begun) {
-		answered := false
-		n.using.Add(1)
-		defer func() { n.using.Add(-1); call.leave(answered) }()
-		if err = c.process(bounded, p, group); err == nil {
-			data, err = cmd.Bytes()
-		}
-		err = n.Explain(err, what.Within)
-		answered = c.observe(ctx, call, err)
-		return data, call.sent, err
-	}
-	data, err = runAsync(ctx, call, bounded, call.leave, func(ctx context.Context) ([]byte, error) {
-		if err := c.process(ctx, p, group); err != nil {
-			return nil, err
-		}
-		return cmd.Bytes()
-	})
-	return data, call.sent, err
+	return g.cmd.Bytes()
 }
 
 // GetMany sends one GET for each of keys, all of one node, in one pipeline. It returns an error if

@@ -185,8 +185,8 @@ func (c *Client) Shared() any { return weak.Make(c.node.server) }
 // time asks a node for its time in µs, also without queueing at the gate. 0: it refuses to tell. The script that
 // needs the time reports that. It ends before a caller leaves that waits for it, who then knows that it failed.
 func (c *Client) time(ctx context.Context, n *node, what Command) (int64, error) {
-	what.Within, what.Again = c.least(), Always
-	return doNow(ctx, c, n, what, func(ctx context.Context) (int64, error) {
+	what.Within, what.Again, what.Now = c.least(), Always, true
+	return DoWithin(ctx, c, what, func(ctx context.Context) (int64, error) {
 		now, err := n.rdb.Time(ctx).Result()
 		if err != nil && !Unreachable(err) {
 			return 0, nil
@@ -219,25 +219,6 @@ func (c *Client) look(ctx context.Context, n *node, what Command) error {
 			if err := c.refusal(n); err != nil {
 				return err
 			}
-		}
-	}
-}
-
-// DoNow is Do without queueing at the gate, for a rare command on which all callers depend. While
-// thousands of commands are queued, it waits for a connection of the pool only.
-func DoNow[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx context.Context) (R, error)) (R, error) {
-	return doNow(ctx, c, c.nodeOf(key), Command{Op: op, Key: key, Within: c.Timeout, Again: Always}, cmd)
-}
-
-func doNow[R any](ctx context.Context, c *Client, n *node, what Command,
-	cmd func(ctx context.Context) (R, error)) (R, error) {
-	for r := (repeat{Command: what, view: c}); ; {
-		call := call{Command: r.Command, client: c, node: n, sent: time.Now()}
-		call.depart()
-		bounded, cancel := c.bound(ctx, n.limit.next(call.sent, c.Timeout), r.Within)
-		v, err := runAsync(ctx, call, bounded, func(bool) { cancel() }, cmd)
-		if !r.again(ctx, call.sent, err) {
-			return v, err
 		}
 	}
 }

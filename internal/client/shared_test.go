@@ -177,7 +177,7 @@ func TestBreaker_OneCaller(t *testing.T) {
 	type get = func(ctx context.Context) (string, error)
 	for name, first := range map[string]func(ctx context.Context, w *watcher, get get) error{
 		"a command that overtakes": func(ctx context.Context, w *watcher, get get) error {
-			_, err := DoNow(ctx, w.Client, "now", "k", get)
+			_, err := doNow(ctx, w.Client, "now", "k", get)
 			return err
 		},
 		"a command with less time": func(ctx context.Context, w *watcher, get get) error {

@@ -147,21 +147,21 @@ func TestWait_CallerLeaves(t *testing.T) {
 	}
 }
 
-// DoNow overtakes the commands that wait, is bounded, and counts as they do.
-func TestDoNow(t *testing.T) {
+// A command that is sent Now overtakes the commands that wait, is bounded, and counts as they do.
+func TestDo_Now(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w, over := occupied(t)
 		defer synctest.Wait()
 		defer close(over)
 		begun := time.Now()
-		n, err := DoNow(t.Context(), w.Client, "now", "k", func(context.Context) (int, error) { return 1, nil })
+		n, err := doNow(t.Context(), w.Client, "now", "k", func(context.Context) (int, error) { return 1, nil })
 		if n != 1 || err != nil || time.Since(begun) != 0 {
 			t.Errorf("%d, %v after %v, want 1 at once", n, err, time.Since(begun))
 		}
 		time.AfterFunc(timeout/2, func() { // otherwise the server would be away when the time is over
-			_, _ = DoNow(context.Background(), w.Client, "other", "k", func(context.Context) (int, error) { return 1, nil })
+			_, _ = doNow(context.Background(), w.Client, "other", "k", func(context.Context) (int, error) { return 1, nil })
 		})
-		_, err = DoNow(t.Context(), w.Client, "now", "k", func(ctx context.Context) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
+		_, err = doNow(t.Context(), w.Client, "now", "k", func(ctx context.Context) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
 		if !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != timeout || w.failures("now") != 1 {
 			t.Errorf("%v after %v, %d failures; want one failure after %v", err, time.Since(begun), w.failures("now"), timeout)
 		}

@@ -154,7 +154,8 @@ var errLog = errors.New("the near log holds something else")
 // A replica must not answer, and a master that has been replaced must notice. So each read is
 // followed by a write: it also prolongs the life of the log.
 func (l *Log) read(ctx context.Context, from position) (n news, last position, err error) {
-	n, err = client.DoNow(ctx, l.client, op, l.key, func(ctx context.Context) (n news, err error) {
+	what := client.Command{Op: op, Key: l.key, Within: l.client.Timeout, Again: client.Always, Now: true}
+	n, err = client.DoWithin(ctx, l.client, what, func(ctx context.Context) (n news, err error) {
 		n.sent = time.Now()
 		if from != (position{}) {
 			var behind *redis.XMessageSliceCmd
