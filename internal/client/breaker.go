@@ -24,7 +24,7 @@ import (
 //
 // Caches may differ in how long they wait. A cache with a short RedisTimeout does not make a patient cache believe that
 // a slow server is dead. A lock pings nothing: it relies on what caches learn, and tries by itself when
-// there is none. See TestBreaker_TooSlowForOne, TestBreaker_SharedByHastyAndPatient, TestBreaker_LockAfterTheLastCache.
+// there is none. See TestLine_TooSlowForOne, TestLine_TimeoutsDiffer, TestBreaker_LockAfterTheLastCache.
 
 // away returns the outage of a node for callers as patient as the callers of c, or nil.
 func (c *Client) away(n *node) *line.Outage { return n.line.Away(c.Timeout) }
@@ -85,40 +85,26 @@ func over(ch <-chan struct{}) bool {
 	}
 }
 
-// changes queues reports that a first node went away, or that the last one is back. Reports are made
-// one at a time and in order, by the goroutine that finds none in progress: the user's function may
-// take its time, and may cause another change.
+// changes are reported one at a time, in order, and if they still hold: a first node went away, or the last one is back.
+// The user's function may take its time.
 type changes struct {
 	changed func(why error)
 	away    atomic.Int64 // number of nodes that are away
 	gone    atomic.Bool  // one of them has gone for ever
 	last    atomic.Int64 // when the last one went away, in Unix time
 
-	mu        sync.Mutex
-	pending   []error // why the first one went away; nil: the last one is back; protected by mu
-	reporting bool    // protected by mu
+	mu   sync.Mutex
+	told bool // that a node is away; protected by mu
 }
 
 func (c *Client) change(by int64, why error) {
 	q := &c.changes
+	q.away.Add(by)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if away := q.away.Add(by); away == 0 || by > 0 && away == 1 {
-		q.pending = append(q.pending, why)
-	}
-	if q.reporting {
-		return
-	}
-	q.reporting = true
-	defer func() { q.reporting = false }()
-	for len(q.pending) > 0 {
-		why := q.pending[0]
-		q.pending = q.pending[1:]
-		func() {
-			q.mu.Unlock()
-			defer q.mu.Lock()
-			c.report(why)
-		}()
+	if away := q.away.Load() > 0; away != q.told && away == (by > 0) {
+		q.told = away
+		c.report(why)
 	}
 }
 

@@ -38,30 +38,6 @@ func TestBreaker_PanickingTrace(t *testing.T) {
 	})
 }
 
-// A failure of a command that was sent before the last answer counts for nothing, whatever pings have found since.
-func TestBreaker_FailureBeforeAnAnswer(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		rdb := mute(t)
-		w, patient := watch(t, rdb, timeout), watch(t, rdb, time.Hour)
-		var wg sync.WaitGroup
-		slow := func() {
-			_, _ = Do(t.Context(), w.Client, "slow", "k", func(ctx context.Context) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
-		}
-		wg.Go(slow)
-		time.Sleep(timeout / 8)
-		_ = w.do(nil)
-		wg.Go(slow)
-		time.Sleep(w.least())
-		if n := w.failures("slow"); n != 1 {
-			t.Errorf("%d commands have failed, want 1", n)
-		}
-		if w.Away("k") || patient.Away("k") {
-			t.Error("open after less silence than a command may take")
-		}
-		wg.Wait()
-	})
-}
-
 // A silence is noticed a command's time after the last answer, if there was one, also by those whose commands were sent
 // before it, and while commands queue. So a caller that asks several caches waits for that time once.
 func TestBreaker_AfterTheLastAnswer(t *testing.T) {
@@ -148,89 +124,6 @@ func TestBreaker_OpensBeforeTheCommand(t *testing.T) {
 	})
 }
 
-// The end of a cache waits for one probe, its own or another cache's.
-func TestBreaker_ClosedDuringAProbe(t *testing.T) {
-	t.Parallel()
-	for closed := range 4 { // one of three, or all
-		synctest.Test(t, func(t *testing.T) {
-			rdb := mute(t)
-			all := []*watcher{watch(t, rdb, timeout), watch(t, rdb, timeout), watch(t, rdb, timeout)}
-			all[0].openBreaker()
-			time.Sleep(timeout * 3 / 2)
-			begun := time.Now()
-			var wg sync.WaitGroup
-			for i, w := range all {
-				if closed == i || closed == len(all) {
-					wg.Go(w.close)
-				}
-			}
-			wg.Wait()
-			if took := time.Since(begun); took > timeout/2 {
-				t.Errorf("cache %d closed after %v; the probe had half of its time left", closed, took)
-			}
-		})
-	}
-}
-
-// Slow commands alone open no breaker, one after the other or with pauses between, even if the server takes nearly half
-// of a command's time for a ping.
-func TestBreaker_SlowPing(t *testing.T) {
-	t.Parallel()
-	for _, ping := range []time.Duration{timeout * 3 / 10, timeout * 9 / 20} {
-		for pause := time.Duration(0); pause < timeout; pause += timeout / 8 {
-			runInBubble(t, fmt.Sprintf("ping %v, pause %v", ping, pause), func(t *testing.T) {
-				w := watch(t, distant(t, ping), timeout)
-				for range 10 {
-					if _, _, err := w.Get(t.Context(), nil, "slow"); err == nil || w.AnyAway() {
-						t.Fatalf("%v; open: %t", err, w.AnyAway())
-					}
-					time.Sleep(pause)
-				}
-			})
-		}
-	}
-}
-
-// A ping of a hasty cache, which takes it soon for unanswered, opens no breaker for a patient one, whose command was
-// sent before the last answer.
-func TestBreaker_HastyPing(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		rdb := distant(t, timeout/4)
-		patient, hasty := watch(t, rdb, timeout), watch(t, rdb, timeout*8/15)
-		for _, w := range []*watcher{patient, hasty} {
-			if _, _, err := w.Get(t.Context(), nil, "slow"); err == nil {
-				t.Error("answered")
-			}
-			time.Sleep(timeout * 3 / 10) // half of its time has passed since the answer to the ping
-		}
-		if open := patient.reported(); len(open) > 0 {
-			t.Error("the breaker has opened for the patient cache")
-		}
-	})
-}
-
-// distant returns a client of a server that answers after a time, and a GET of the key slow never.
-func distant(t *testing.T, away time.Duration) *redis.Client {
-	_, rdb := redistest.StartMini(t)
-	rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-		if len(cmd.Args()) > 1 && cmd.Args()[1] == "slow" {
-			<-ctx.Done()
-		}
-		select {
-		case <-time.After(away):
-			return next(ctx, cmd)
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}))
-	var wg sync.WaitGroup
-	for range 5 { // to have connections
-		wg.Go(func() { redistest.Must(t, rdb.Ping(t.Context()).Err()) })
-	}
-	wg.Wait()
-	return rdb
-}
-
 // The breaker of a node of a Cluster stays open until the node answers: also if the Client has forgotten in between
 // what it knew of the node.
 func TestCluster_SilentNode(t *testing.T) {
@@ -282,68 +175,4 @@ func watchMuteCluster(t *testing.T) *watcher {
 		t.Fatal("the node is not known")
 	}
 	return w
-}
-
-// A frozen node of a Cluster opens its own breaker, and only that node is no longer asked.
-//
-//fault:frozen-node
-func TestCluster_FrozenNode(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds")
-	}
-	t.Parallel()
-	cluster := redistest.StartCluster(t)
-	bounded := func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true }
-	w := watch(t, cluster.Client(t, bounded), time.Second)
-	keys := make([]string, 60)
-	for i := range keys {
-		keys[i] = fmt.Sprintf("key:%d", i)
-	}
-	get := func(key string) error {
-		_, _, err := w.Get(t.Context(), nil, key)
-		return err
-	}
-	redistest.Await(t, "the cluster answers", func() bool { return errors.Is(get(keys[0]), redis.Nil) })
-
-	groups := ByNode(w.Client, keys, func(key string) string { return key })
-	if len(groups) != len(cluster.Nodes) || len(slices.Concat(groups...)) != len(keys) {
-		t.Fatalf("the keys of %d nodes are in groups %v", len(cluster.Nodes), groups)
-	}
-	for _, group := range groups {
-		for _, key := range group {
-			if cluster.Owner(t, key) != cluster.Owner(t, group[0]) {
-				t.Errorf("%s and %s are on two nodes", group[0], key)
-			}
-		}
-	}
-
-	frozen := cluster.Owner(t, keys[0])
-	frozen.Freeze()
-	defer frozen.Thaw()
-	dead := func(key string) bool { return w.nodeOf(key) == w.nodeOf(keys[0]) }
-	var wg sync.WaitGroup
-	for _, key := range keys {
-		wg.Go(func() {
-			for !w.Away(keys[0]) {
-				if err := get(key); !dead(key) && !errors.Is(err, redis.Nil) {
-					t.Errorf("a key of a living node: %v", err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	for _, key := range keys {
-		if away := w.Away(key); away != dead(key) || away != (w.Refusal(key) != nil) {
-			t.Errorf("away %t, refusal %v, of a key on the dead node: %t", away, w.Refusal(key), dead(key))
-		}
-		if !dead(key) && !w.answers(key) {
-			t.Error("a living node is not reachable")
-		}
-	}
-	redistest.Await(t, "the frozen node is not reachable", func() bool { // at once, unless a probe is on its way
-		return !w.answers(keys[0])
-	})
-	frozen.Thaw()
-	redistest.Await(t, "the breaker closes", func() bool { return !w.AnyAway() })
-	redistest.Await(t, "both changes have been told", func() bool { return slices.Equal(w.reported(), []bool{true, false}) })
 }

@@ -418,39 +418,6 @@ func TestBreaker_Closes(t *testing.T) {
 	}
 }
 
-// A breaker probes once per timeout, until its owner closes.
-func TestBreaker_Probes(t *testing.T) {
-	t.Parallel()
-	for range 20 { // if a probe and the end are due at once, it ends, each time
-		synctest.Test(t, func(t *testing.T) {
-			rdb := mute(t)
-			var pings atomic.Int64
-			rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
-				if cmds[0].Name() == "ping" {
-					pings.Add(1)
-				}
-				return nil
-			}))
-			w := watch(t, rdb, timeout)
-			w.openBreaker()
-			time.Sleep(20*timeout + timeout/2)
-			if n := pings.Load(); n < 15 || n > 25 {
-				t.Errorf("asked %d times in the time of 20", n)
-			}
-			begun := time.Now()
-			w.close() // waits for the background work
-			if took := time.Since(begun); took > timeout {
-				t.Errorf("closing took %v", took)
-			}
-			asked := pings.Load()
-			time.Sleep(time.Minute)
-			if pings.Load() != asked || !w.AnyAway() {
-				t.Errorf("asked %d times after the end, open %t", pings.Load()-asked, w.AnyAway())
-			}
-		})
-	}
-}
-
 // A server that goes down and comes back again and again neither blocks the breaker nor makes it report
 // a wrong state.
 //

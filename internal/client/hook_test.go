@@ -104,24 +104,6 @@ func TestBreaker_ClientSideCaching(t *testing.T) {
 	})
 }
 
-// What closed caches knew of an outage does not keep a new one from asking.
-func TestBreaker_NobodyWatches(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		rdb := mute(t)
-		lock := New(rdb, timeout, func(context.Context, string, error) {}, func(error) {}, nil) // keeps the server
-		w := watch(t, rdb, timeout)
-		w.openBreaker()
-		w.close()
-		later := watch(t, rdb, timeout)
-		if later.Away("k") || lock.Away("k") {
-			t.Error("away, though nobody has asked since")
-		}
-		if got := later.reported(); len(got) > 0 {
-			t.Errorf("told %v", got)
-		}
-	})
-}
-
 // A node with an open breaker is not forgotten when the Cluster changes: each new look at it would begin to watch it
 // again.
 func TestCluster_RemembersDeadNodes(t *testing.T) {

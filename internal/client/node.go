@@ -20,7 +20,7 @@ import (
 // ended. MasterForKey asks the servers if the client does not know them yet; with an ended context
 // it cannot. Until the first answer one gate and one line serve all nodes. A node is forgotten
 // when the Cluster has changed and the node has not answered for ten minutes. Reads that a replica
-// answers count for its master. See TestCluster_FrozenNode.
+// answers count for its master. See TestCluster_FrozenNodeOfTags.
 type node struct {
 	*server
 	limit limit

@@ -49,97 +49,6 @@ func TestBreaker_Shared(t *testing.T) {
 	})
 }
 
-// A cache with a short timeout does not make a patient cache believe that a slow server is dead. If the
-// server stays silent, the patient cache learns it when its own time is over.
-func TestBreaker_SharedByHastyAndPatient(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		rdb := mute(t)
-		hasty, patient := watch(t, rdb, timeout/10), watch(t, rdb, timeout)
-		begun := time.Now()
-		var wg sync.WaitGroup
-		for range 5 {
-			wg.Go(func() { _ = hasty.get(t.Context()) })
-		}
-		wg.Wait()
-		synctest.Wait()
-		if !hasty.Away("k") || patient.Away("k") || patient.AnyAway() || patient.Refusal("k") != nil {
-			t.Errorf("after %v: hasty %t, patient %t", time.Since(begun), hasty.Away("k"), patient.Away("k"))
-		}
-		time.Sleep(timeout) // in which it asks
-		synctest.Wait()
-		if !patient.Away("k") || !patient.AnyAway() || len(patient.reported()) != 1 {
-			t.Errorf("after %v: patient %t, told %v", time.Since(begun), patient.Away("k"), patient.reported())
-		}
-		time.Sleep(3 * timeout)
-		_ = patient.do(nil) // while probes are on their way
-		if hasty.Away("k") || patient.Away("k") {
-			t.Error("open after an answer")
-		}
-		synctest.Wait()
-		if hasty.AnyAway() || patient.AnyAway() {
-			t.Error("not told of the end at once")
-		}
-	})
-}
-
-// A server that is too slow for a hasty cache is there for a patient one, which may not have asked it for long.
-func TestBreaker_TooSlowForOne(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		rdb := distant(t, timeout/5)
-		hasty, patient := watch(t, rdb, timeout/10), watch(t, rdb, timeout)
-		opened := false
-		for begun := time.Now(); time.Since(begun) < 10*timeout; time.Sleep(timeout / 20) {
-			_ = hasty.get(t.Context())
-			synctest.Wait()
-			opened = opened || hasty.Away("k")
-			if patient.Away("k") || patient.AnyAway() {
-				t.Fatalf("the patient one: away %t, any %t", patient.Away("k"), patient.AnyAway())
-			}
-		}
-		if !opened || patient.reported() != nil {
-			t.Errorf("open for the hasty one: %t; the patient one was told %v", opened, patient.reported())
-		}
-	})
-}
-
-// A patient cache does not take quick failures for a silence either: the server may be restarting.
-func TestBreaker_PatientAtARestart(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		rdb := mute(t)
-		rdb.AddHook(redistest.Commands(func(context.Context, redis.Cmder, redis.ProcessHook) error { return errLost }))
-		hasty, patient := watch(t, rdb, timeout/10), watch(t, rdb, timeout)
-		for !hasty.Away("k") {
-			_ = hasty.get(t.Context())
-			time.Sleep(timeout / 100)
-		}
-		time.Sleep(timeout / 2)
-		if patient.Away("k") || patient.AnyAway() {
-			t.Error("open for the patient one")
-		}
-		time.Sleep(2 * timeout)
-		if !patient.Away("k") || !patient.AnyAway() {
-			t.Error("not open for the patient one")
-		}
-	})
-}
-
-// A cache that is being closed is not told that the breaker opens: nothing would tell it of the end.
-func TestBreaker_OpensForAClosingCache(t *testing.T) {
-	t.Parallel()
-	for range 20 { // each of what it finds at the same time may come first
-		synctest.Test(t, func(t *testing.T) {
-			rdb := mute(t)
-			closing, other := watch(t, rdb, timeout), watch(t, rdb, timeout)
-			closing.close()
-			other.openBreaker()
-			synctest.Wait()
-			if !other.AnyAway() || closing.AnyAway() || closing.reported() != nil {
-				t.Errorf("told %v, and the other one %v", closing.reported(), other.reported())
-			}
-		})
-	}
-}
-
 // A lock tries by itself when no cache probes the server any more, also if its command has to wait at the gate.
 func TestBreaker_LockAfterTheLastCache(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -171,7 +80,7 @@ func TestBreaker_LockAfterTheLastCache(t *testing.T) {
 }
 
 // A caller that asks alone waits for a silent server once, whatever its first command was: that and an unanswered ping
-// open the breaker. A ping that is answered keeps it closed, however slow the command is.
+// open the breaker.
 func TestBreaker_OneCaller(t *testing.T) {
 	t.Parallel()
 	type get = func(ctx context.Context) (string, error)
@@ -206,23 +115,6 @@ func TestBreaker_OneCaller(t *testing.T) {
 			}
 		})
 	}
-	runInBubble(t, "answers pings", func(t *testing.T) {
-		_, rdb := redistest.StartMini(t)
-		rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if cmd.Name() == "get" {
-				<-ctx.Done()
-				return ctx.Err()
-			}
-			return next(ctx, cmd)
-		}))
-		w := watch(t, rdb, timeout)
-		for range 10 {
-			_ = w.get(t.Context())
-			if w.AnyAway() {
-				t.Fatal("open, although the server answers pings")
-			}
-		}
-	})
 }
 
 // When the breaker opens, commands that are on their way keep no caller waiting, whichever cache or lock has sent them.

@@ -207,11 +207,11 @@ func TestLine(t *testing.T) {
 	late := T * 5 / 4 // between two pings
 	for name, c := range map[string]struct {
 		latency
-		answersPings bool
-		slowest      time.Duration
-		away         []span        // the earliest times; both may be later, by a pause of a lone caller
-		back         time.Duration // how much later the end may be in addition
-		regular      bool          // there is an outage in each second, and nothing else is known of the times
+		pings   latency // nil: as of commands
+		slowest time.Duration
+		away    []span        // the earliest times; both may be later, by a pause of a lone caller
+		back    time.Duration // how much later the end may be in addition
+		regular bool          // there is an outage in each second, and nothing else is known of the times
 	}{
 		"healthy":             {latency: healthy, slowest: ms},
 		"frozen":              {latency: between(2*time.Second, 8*time.Second, frozen(8*time.Second)), slowest: T, away: []span{{2*time.Second + T, 8 * time.Second}}, back: T / 4},
@@ -220,9 +220,10 @@ func TestLine(t *testing.T) {
 		"restarted":           {latency: between(2*time.Second, 2*time.Second+300*ms, refused), slowest: ms},
 		"slow":                {latency: always(T * 9 / 10), slowest: T * 9 / 10},
 		"too slow":            {latency: always(T * 7 / 5), slowest: T, away: []span{{T, end}}, back: end},
-		"loses one of 50":     {latency: lossy(50), answersPings: true, slowest: T},
-		"loses one of two":    {latency: lossy(2), answersPings: true, slowest: T},
-		"answers only pings":  {latency: always(4 * T), answersPings: true, slowest: T},
+		"loses one of 50":     {latency: lossy(50), pings: healthy, slowest: T},
+		"loses one of two":    {latency: lossy(2), pings: healthy, slowest: T},
+		"answers only pings":  {latency: always(4 * T), pings: healthy, slowest: T},
+		"answers pings late":  {latency: always(4 * T), pings: always(T * 9 / 20), slowest: T},
 		"frozen every second": {latency: comesAndGoes(time.Second, frozen), slowest: T, regular: true},
 		"killed every 500 ms": {latency: comesAndGoes(T, func(time.Duration) latency { return refused }), slowest: ms},
 	} {
@@ -237,9 +238,7 @@ func TestLine(t *testing.T) {
 					t.Parallel()
 					synctest.Test(t, func(t *testing.T) {
 						f := &fake{commands: c.latency, pings: c.latency, begun: time.Now()}
-						if c.answersPings {
-							f.set(nil, healthy)
-						}
+						f.set(nil, c.pings)
 						l := New(f)
 						u := newUser(l, f, T)
 						if slowest := u.calls(callers, pause, end); slowest > c.slowest {
@@ -325,7 +324,7 @@ func TestLine_UsersComeAndGo(t *testing.T) {
 		l.Leave(&u.User)
 		synctest.Wait()
 		for i, u := range users {
-			if n := len(u.outages()); n != 1 && i > 0 {
+			if n := len(u.outages()); n != min(i, 1) { // the first one has left before
 				t.Errorf("user %d was told of %d outages", i, n)
 			}
 		}
@@ -335,29 +334,33 @@ func TestLine_UsersComeAndGo(t *testing.T) {
 // The line is away for users that have waited for their own Timeout, and for more patient users when theirs is over,
 // too. An answer ends it for all.
 func TestLine_TimeoutsDiffer(t *testing.T) {
-	inBubble(t, func(t *testing.T, l *Line, f *fake) {
-		f.set(frozen(10*T), frozen(10*T))
-		hasty, patient, other := newUser(l, f, T/10), newUser(l, f, T), newUser(l, f, T)
-		var all sync.WaitGroup
-		all.Go(func() {
-			if slowest := hasty.calls(3, ms, 10*T); slowest > T/10 {
-				t.Errorf("a hasty one has waited for %v", slowest)
-			}
+	for name, c := range map[string]struct {
+		latency
+		back time.Duration // how much later the end may be
+	}{"frozen": {frozen(10 * T), 0}, "killed": {between(0, 10*T, refused), T * 5 / 4}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, l *Line, f *fake) {
+				f.set(c.latency, c.latency)
+				hasty, patient, other := newUser(l, f, T/10), newUser(l, f, T), newUser(l, f, T)
+				var all sync.WaitGroup
+				for _, u := range []*user{hasty, patient} {
+					all.Go(func() {
+						if slowest := u.calls(3, ms, 10*T); slowest > u.Timeout {
+							t.Errorf("one with %v has waited for %v", u.Timeout, slowest)
+						}
+					})
+				}
+				all.Wait()
+				time.Sleep(c.back + ms)
+				for _, u := range []*user{hasty, patient, other} {
+					if a := u.outages(); len(a) != 1 || a[0].from != u.Timeout || a[0].to < 10*T || a[0].to > 10*T+c.back {
+						t.Errorf("with %v it is away %v, want from then to %v", u.Timeout, a, 10*T)
+					}
+					l.Leave(&u.User)
+				}
+			})
 		})
-		all.Go(func() {
-			if slowest := patient.calls(3, ms, 10*T); slowest > T {
-				t.Errorf("a patient one has waited for %v", slowest)
-			}
-		})
-		all.Wait()
-		time.Sleep(ms)
-		for _, u := range []*user{hasty, patient, other} {
-			if w := (span{u.Timeout, 10 * T}); len(u.outages()) != 1 || u.outages()[0] != w {
-				t.Errorf("with %v it is away %v, want %v", u.Timeout, u.outages(), w)
-			}
-			l.Leave(&u.User)
-		}
-	})
+	}
 }
 
 // A server that is too slow for a hasty user is there for a patient one, whether the patient one asks or not.
