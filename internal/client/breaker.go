@@ -85,8 +85,8 @@ func over(ch <-chan struct{}) bool {
 	}
 }
 
-// changes are reported one at a time, in order, and if they still hold: a first node went away, or the last one is back.
-// The user's function may take its time.
+// changes are reported one at a time, in order, and if they still hold: a first node went away, or the last one is
+// back. The user's function may take its time.
 type changes struct {
 	changed func(why error)
 	away    atomic.Int64 // number of nodes that are away
