@@ -12,6 +12,7 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/filllock"
+	"github.com/singlefill/singlefill/internal/masters"
 	"github.com/singlefill/singlefill/internal/near"
 	"github.com/singlefill/singlefill/internal/revoke"
 	"github.com/singlefill/singlefill/internal/tags"
@@ -75,8 +76,8 @@ func (c *check) rights(ctx context.Context) error {
 func (c *check) checkKey() string { return c.namespace + ":check:{" + rand.Text() + "}" }
 
 // checkKeys returns a new value key for each master.
-func (c *check) checkKeys(masters []client.Master) (keys []string) {
-	for _, master := range masters {
+func (c *check) checkKeys(servers []masters.Master) (keys []string) {
+	for _, master := range servers {
 		if key := master.Key(); key != "" {
 			keys = append(keys, key+":"+rand.Text())
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/masters"
 )
 
 // A load is a fill lock that is held: a process loads the key.
@@ -64,7 +65,7 @@ func prepareLocks(x *execution, _ *flag.FlagSet) func(ctx context.Context, args 
 // loads returns the fill locks that are held in a namespace, the oldest first.
 func (x *execution) loads(ctx context.Context, namespace string) (loads []load, err error) {
 	loads = []load{}
-	err = x.scan(ctx, client.Literal(namespace)+":{*}:lock", func(keys []string) error {
+	err = x.scan(ctx, masters.Literal(namespace)+":{*}:lock", func(keys []string) error {
 		found, err := x.readLoads(ctx, namespace, keys)
 		loads = append(loads, found...)
 		return err

@@ -14,6 +14,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/masters"
 )
 
 // A row is what is known of an entry without its payload.
@@ -140,7 +141,7 @@ func (x *execution) list(ctx context.Context, namespace, match string, limit int
 			kept = kept[:limit]
 		}
 	}
-	err := x.scan(ctx, client.Literal(namespace)+":{"+match+"}", func(keys []string) error {
+	err := x.scan(ctx, masters.Literal(namespace)+":{"+match+"}", func(keys []string) error {
 		rows, err := x.rows(ctx, namespace, keys)
 		found += len(rows)
 		if kept = append(kept, rows...); limit > 0 && len(kept) >= 2*limit {

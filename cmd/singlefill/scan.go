@@ -10,10 +10,11 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/masters"
 )
 
-// masters returns a client of each server that has a part of the keys.
-func masters(ctx context.Context, rdb redis.UniversalClient) (all []*redis.Client, err error) {
+// mastersOf returns a client of each server that has a part of the keys.
+func mastersOf(ctx context.Context, rdb redis.UniversalClient) (all []*redis.Client, err error) {
 	cluster, ok := rdb.(*redis.ClusterClient)
 	if !ok {
 		return []*redis.Client{rdb.(*redis.Client)}, nil
@@ -31,7 +32,7 @@ func masters(ctx context.Context, rdb redis.UniversalClient) (all []*redis.Clien
 // scan calls each for the keys that match a pattern, on one master after the other. A key that moves
 // at that time may come twice, or not at all.
 func (x *execution) scan(ctx context.Context, pattern string, each func(keys []string) error) error {
-	all, err := masters(ctx, x.rdb)
+	all, err := mastersOf(ctx, x.rdb)
 	if err != nil {
 		return err
 	}
@@ -46,7 +47,7 @@ func (x *execution) scan(ctx context.Context, pattern string, each func(keys []s
 	defer x.clearProgress()
 	for _, master := range all {
 		for cursor := uint64(0); ; {
-			keys, next, err := master.Scan(ctx, cursor, pattern, client.ScanCount).Result()
+			keys, next, err := master.Scan(ctx, cursor, pattern, masters.ScanCount).Result()
 			if err != nil {
 				return err
 			}
@@ -55,7 +56,7 @@ func (x *execution) scan(ctx context.Context, pattern string, each func(keys []s
 					return err
 				}
 			}
-			scanned = min(scanned+client.ScanCount, total)
+			scanned = min(scanned+masters.ScanCount, total)
 			x.showProgress("%d of %d keys looked at", scanned, total)
 			if cursor = next; cursor == 0 {
 				break

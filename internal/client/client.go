@@ -27,7 +27,6 @@ type Client struct {
 	Redis   redis.UniversalClient // use it only inside of Do
 	Local   *local.Store          // in place of a server; nil: there is one
 	Timeout time.Duration         // of each command
-	Servers Servers
 
 	node    *node // of all keys without another node
 	nodes   nodes
@@ -71,10 +70,9 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 	if memory != nil {
 		rdb = memory.Client
 	}
-	c := &Client{Redis: rdb, Timeout: timeout, Servers: Servers{rdb: rdb}, failed: failed, background: background}
+	c := &Client{Redis: rdb, Timeout: timeout, failed: failed, background: background}
 	if memory != nil {
 		c.Local = memory.Store
-		c.Servers.one.Store(true)
 	}
 	c.changes.changed = changed
 	c.node = c.newNode(rdb, nil)

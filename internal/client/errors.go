@@ -19,7 +19,7 @@ func Unreachable(err error) bool {
 		return err != nil
 	}
 	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err) ||
-		redis.IsTryAgainError(err) || redis.IsMaxClientsError(err) || redis.HasErrorPrefix(err, "BUSY ") || redirected(err)
+		redis.IsTryAgainError(err) || redis.IsMaxClientsError(err) || redis.HasErrorPrefix(err, "BUSY ") || Redirected(err)
 }
 
 // Refused reports whether a server that could answer has refused a command.
@@ -28,7 +28,8 @@ func Refused(err error) bool {
 	return refused && !Unreachable(err)
 }
 
-func redirected(err error) bool {
+// Redirected reports whether a server of a Cluster has sent the command to another one.
+func Redirected(err error) bool {
 	_, moved := redis.IsMovedError(err)
 	_, asked := redis.IsAskError(err)
 	return moved || asked

@@ -158,7 +158,7 @@ func (s *server) Ping(ctx context.Context, key string, away bool) error {
 	case errors.Is(err, redis.ErrClosed):
 		s.closed.Store(true)
 		return fmt.Errorf("%w: %w", line.ErrGone, err)
-	case Unreachable(err) && !(s.cluster != nil && redirected(err)):
+	case Unreachable(err) && !(s.cluster != nil && Redirected(err)):
 		return err
 	}
 	return nil

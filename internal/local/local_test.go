@@ -16,8 +16,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/local"
+	"github.com/singlefill/singlefill/internal/masters"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -57,7 +57,7 @@ func randomStep(r *rand.Rand, ns string) step {
 		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.PExpire(ctx, other, 0) },
 		func(ctx context.Context, c redis.Cmdable) redis.Cmder { return c.Scan(ctx, 0, ns+":{*}", 1<<30) },
 		func(ctx context.Context, c redis.Cmdable) redis.Cmder {
-			return c.Scan(ctx, 0, client.Literal(ns)+":{*}:lock", 1<<30)
+			return c.Scan(ctx, 0, masters.Literal(ns)+":{*}:lock", 1<<30)
 		},
 	}[r.IntN(15)]
 }

@@ -7,12 +7,14 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/event"
+	"github.com/singlefill/singlefill/internal/masters"
 	"github.com/singlefill/singlefill/internal/tags"
 )
 
 // A Space is all that Redis has of a namespace.
 type Space struct {
 	keys      *Keys
+	masters   *masters.Finder
 	namespace string
 	lockTTL   time.Duration
 	tags      *tags.Index // nil: no value has tags
@@ -20,7 +22,7 @@ type Space struct {
 }
 
 func NewSpace(keys *Keys, namespace string, lockTTL time.Duration, index *tags.Index, events *event.Sink) *Space {
-	return &Space{keys: keys, namespace: namespace, lockTTL: lockTTL, tags: index, events: events}
+	return &Space{keys: keys, masters: masters.New(keys.client, namespace), namespace: namespace, lockTTL: lockTTL, tags: index, events: events}
 }
 
 // Clear removes every value of the namespace, and supersedes every load that is in flight, in any process.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/masters"
 )
 
 const (
@@ -49,9 +50,9 @@ func (s *Space) Planted(key string) bool { return strings.HasPrefix(key, s.plant
 // prove returns an error if some of the values may be left. SCAN should have found the keys that this client
 // had stored before: a hook of the user's client may change the names of keys and not the pattern, and some
 // types of clients send each step of SCAN to any server.
-func (s *Space) prove(ctx context.Context, layout client.Layout, keys []string) error {
+func (s *Space) prove(ctx context.Context, layout masters.Layout, keys []string) error {
 	changed, err := client.Do(ctx, s.keys.client, clearing, "", func(ctx context.Context) (bool, error) {
-		return s.keys.client.Servers.Changed(ctx, s.namespace, layout)
+		return s.masters.Changed(ctx, layout)
 	})
 	left, leftErr := s.left(ctx, keys)
 	switch err = cmp.Or(err, leftErr); {

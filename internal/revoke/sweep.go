@@ -13,27 +13,28 @@ import (
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/foreign"
+	"github.com/singlefill/singlefill/internal/masters"
 )
 
 // clearing is the purpose of the commands below.
 const clearing = "clear"
 
 // Layout finds the servers that have keys of the namespace.
-func (s *Space) Layout(ctx context.Context) (client.Layout, error) {
-	return client.Do(ctx, s.keys.client, clearing, "", func(ctx context.Context) (client.Layout, error) {
-		return s.keys.client.Servers.Layout(ctx, s.namespace)
+func (s *Space) Layout(ctx context.Context) (masters.Layout, error) {
+	return client.Do(ctx, s.keys.client, clearing, "", func(ctx context.Context) (masters.Layout, error) {
+		return s.masters.Layout(ctx)
 	})
 }
 
 // CheckScan looks for a key that no caller can use, on each master.
-func (s *Space) CheckScan(ctx context.Context, layout client.Layout) error {
+func (s *Space) CheckScan(ctx context.Context, layout masters.Layout) error {
 	_, err := client.Do(ctx, s.keys.client, clearing, "", func(ctx context.Context) (_ any, err error) {
 		for _, master := range layout.Masters {
-			_, _, scan := master.Scan(ctx, 0, client.Literal(s.plantedPrefix()), 1)
+			_, _, scan := master.Scan(ctx, 0, masters.Literal(s.plantedPrefix()), 1)
 			err = cmp.Or(err, scan)
 		}
 		if err == nil { // as Clear asks at its end
-			_, err = s.keys.client.Servers.Changed(ctx, s.namespace, layout)
+			_, err = s.masters.Changed(ctx, layout)
 		}
 		return nil, err
 	})
@@ -61,8 +62,8 @@ func (s *Space) sweep(ctx context.Context, do func(ctx context.Context, valueKey
 	if err != nil {
 		return err
 	}
-	pattern := client.Literal(s.namespace) + ":{*}"
-	locks := pass{number: 1, pattern: pattern + client.Literal(filllock.PairOf("").Lock), do: s.RemoveLocks}
+	pattern := masters.Literal(s.namespace) + ":{*}"
+	locks := pass{number: 1, pattern: pattern + masters.Literal(filllock.PairOf("").Lock), do: s.RemoveLocks}
 	values := pass{number: 2, pattern: pattern, do: do}
 	if !clears {
 		locks.number, values.number = 0, 0
@@ -90,12 +91,12 @@ func (s *Space) sweep(ctx context.Context, do func(ctx context.Context, valueKey
 type progress struct{ scanned, keys, removed atomic.Int64 }
 
 // run runs a pass on all masters at the same time.
-func (s *Space) run(ctx context.Context, masters []client.Master, p pass) error {
+func (s *Space) run(ctx context.Context, all []masters.Master, p pass) error {
 	var progress progress
-	return errors.Join(foreign.Each(len(masters), func(i int) error { return s.runOn(ctx, masters[i], p, &progress) })...)
+	return errors.Join(foreign.Each(len(all), func(i int) error { return s.runOn(ctx, all[i], p, &progress) })...)
 }
 
-func (s *Space) runOn(ctx context.Context, master client.Master, p pass, progress *progress) error {
+func (s *Space) runOn(ctx context.Context, master masters.Master, p pass, progress *progress) error {
 	if p.number > 0 && s.events.TellsClearing() { // without the right to ask, there is no estimate
 		keys, _ := client.Do(ctx, s.keys.client, clearing, "", master.Size)
 		progress.keys.Add(keys)
@@ -109,7 +110,7 @@ func (s *Space) runOn(ctx context.Context, master client.Master, p pass, progres
 			return err
 		}
 		found, err := client.Do(ctx, s.keys.client, clearing, "", func(ctx context.Context) (found step, err error) {
-			found.keys, found.cursor, err = master.Scan(ctx, cursor, p.pattern, client.ScanCount)
+			found.keys, found.cursor, err = master.Scan(ctx, cursor, p.pattern, masters.ScanCount)
 			return found, err
 		})
 		if err != nil {
@@ -132,7 +133,7 @@ func (s *Space) report(ctx context.Context, p pass, progress *progress, removed 
 		return
 	}
 	info := event.ClearInfo{Pass: p.number, Keys: progress.keys.Load()}
-	if info.Scanned = progress.scanned.Add(client.ScanCount); info.Keys > 0 {
+	if info.Scanned = progress.scanned.Add(masters.ScanCount); info.Keys > 0 {
 		info.Scanned = min(info.Scanned, info.Keys)
 	}
 	if p.number == 2 {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/foreign"
+	"github.com/singlefill/singlefill/internal/masters"
 )
 
 //go:embed lua/book.lua
@@ -24,6 +25,7 @@ var bookLua string
 // books are the books of one namespace, with the indexes of their tags.
 type books struct {
 	client    *client.Client
+	masters   *masters.Finder
 	namespace string
 	markLife  time.Duration
 	storing   time.Duration // a value is stored at most this long after its note, or noted again
@@ -88,7 +90,7 @@ type server struct{ history, process string }
 func (x *books) server(ctx context.Context, number int) (server, error) {
 	key := x.book(number)
 	return client.Do(ctx, x.client, op, key, func(ctx context.Context) (s server, err error) {
-		master, several, err := x.client.Servers.MasterOf(ctx, x.namespace, key)
+		master, several, err := x.masters.MasterOf(ctx, key)
 		switch {
 		case err != nil:
 		case several:

@@ -50,6 +50,7 @@ import (
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/masters"
 )
 
 // An Index is the tags of one namespace.
@@ -61,5 +62,5 @@ type Index struct {
 // New returns the index of a namespace. A mark is kept for at least markLife. A load that takes longer is
 // refused once marks have been dropped. storing is how long it takes to store a value that has been noted.
 func New(c *client.Client, namespace string, markLife, storing time.Duration) *Index {
-	return &Index{books: books{client: c, namespace: namespace, markLife: markLife, storing: storing}}
+	return &Index{books: books{client: c, masters: masters.New(c, namespace), namespace: namespace, markLife: markLife, storing: storing}}
 }

@@ -1,4 +1,5 @@
-package client
+// Package masters finds the servers that hold keys of a namespace, and asks them.
+package masters
 
 import (
 	"context"
@@ -10,12 +11,24 @@ import (
 	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
 )
 
-// Servers are those that a user's client reaches.
-type Servers struct {
-	rdb redis.UniversalClient
-	one atomic.Bool // known to have all keys
+// A Finder finds the servers that hold keys of a namespace, through the user's client alone: that may be
+// any type around a client of a Cluster, and that type may do nothing but route commands by their
+// keys. Its methods are for use inside of [client.Do].
+type Finder struct {
+	rdb       redis.UniversalClient
+	namespace string
+	one       atomic.Bool // one server is known to have all keys
+}
+
+// New returns the Finder of a namespace.
+func New(c *client.Client, namespace string) *Finder {
+	f := &Finder{rdb: c.Redis, namespace: namespace}
+	f.one.Store(c.Local != nil)
+	return f
 }
 
 // A Layout is the servers that hold the keys of a client, as they were at one time.
@@ -30,11 +43,9 @@ type Master struct {
 	beside string // a key that it has in a Cluster; empty: rdb asks no other server
 }
 
-// Layout finds the servers that hold keys of a namespace, through the user's client alone: that may be
-// any type around a client of a Cluster, and that type may do nothing but route commands by their
-// keys.
-func (s *Servers) Layout(ctx context.Context, namespace string) (l Layout, err error) {
-	if l, err = s.masters(ctx, namespace); err != nil {
+// Layout finds the servers that hold keys of the namespace.
+func (f *Finder) Layout(ctx context.Context) (l Layout, err error) {
+	if l, err = f.masters(ctx); err != nil {
 		return l, err
 	}
 	for _, master := range l.Masters {
@@ -47,21 +58,21 @@ func (s *Servers) Layout(ctx context.Context, namespace string) (l Layout, err e
 	return l, nil
 }
 
-func (s *Servers) masters(ctx context.Context, namespace string) (l Layout, err error) {
-	if ring, ok := s.rdb.(shards); ok {
+func (f *Finder) masters(ctx context.Context) (l Layout, err error) {
+	if ring, ok := f.rdb.(shards); ok {
 		for _, shard := range ring.GetShardClients() {
 			l.Masters = append(l.Masters, Master{rdb: shard})
 		}
 		if up, all := len(l.Masters), len(ring.Options().Addrs); up != all { // SetAddrs does not change the options
-			err = fmt.Errorf("rdb, a %T, reaches %d shards, and was made with %d: one is away, or SetAddrs was called", s.rdb, up, all)
+			err = fmt.Errorf("rdb, a %T, reaches %d shards, and was made with %d: one is away, or SetAddrs was called", f.rdb, up, all)
 		}
 		return l, err
 	}
-	several, err := s.several(ctx, namespace)
+	several, err := f.several(ctx)
 	if err != nil || !several {
-		return Layout{Masters: []Master{{rdb: s.rdb}}}, err
+		return Layout{Masters: []Master{{rdb: f.rdb}}}, err
 	}
-	slots, err := s.slots(ctx)
+	slots, err := f.slots(ctx)
 	if err != nil {
 		return l, err
 	}
@@ -74,27 +85,27 @@ func (s *Servers) masters(ctx context.Context, namespace string) (l Layout, err 
 		l.state += fmt.Sprintln(r.Start, r.End, master)
 		if !known[master] {
 			known[master] = true
-			l.Masters = append(l.Masters, Master{s.rdb, checkKey(namespace, tagIn(r))})
+			l.Masters = append(l.Masters, Master{f.rdb, f.checkKey(tagIn(r))})
 		}
 	}
 	return l, nil
 }
 
 // MasterOf returns the server of a key, and whether other keys are on other servers.
-func (s *Servers) MasterOf(ctx context.Context, namespace, key string) (m Master, several bool, err error) {
-	if ring, ok := s.rdb.(shards); ok {
-		if _, err := s.masters(ctx, namespace); err != nil { // the key may have been another shard's
+func (f *Finder) MasterOf(ctx context.Context, key string) (m Master, several bool, err error) {
+	if ring, ok := f.rdb.(shards); ok {
+		if _, err := f.masters(ctx); err != nil { // the key may have been another shard's
 			return m, true, err
 		}
 		shard, err := ring.GetShardClientForKey(key)
 		return Master{rdb: shard}, true, err
 	}
-	several, err = s.several(ctx, namespace)
-	return Master{s.rdb, key}, several, err
+	several, err = f.several(ctx)
+	return Master{f.rdb, key}, several, err
 }
 
 // Changed reports whether a server was replaced or restarted since, or a slot has moved or is being moved.
-func (s *Servers) Changed(ctx context.Context, namespace string, since Layout) (bool, error) {
+func (f *Finder) Changed(ctx context.Context, since Layout) (bool, error) {
 	for _, master := range since.Masters {
 		if master.beside == "" {
 			continue
@@ -103,7 +114,7 @@ func (s *Servers) Changed(ctx context.Context, namespace string, since Layout) (
 			return moves, err
 		}
 	}
-	now, err := s.Layout(ctx, namespace)
+	now, err := f.Layout(ctx)
 	return now.state != since.state, err
 }
 
@@ -139,38 +150,38 @@ type (
 // several reports whether the keys are on several servers, as in a Cluster. If the type of the
 // client does not say so, a transaction does: only one server that has all keys executes one with keys
 // of two slots.
-func (s *Servers) several(ctx context.Context, namespace string) (bool, error) {
-	if _, cluster := s.rdb.(clusterOptions); cluster {
+func (f *Finder) several(ctx context.Context) (bool, error) {
+	if _, cluster := f.rdb.(clusterOptions); cluster {
 		return true, nil
 	}
-	if s.one.Load() {
+	if f.one.Load() {
 		return false, nil
 	}
-	err := Transaction(ctx, s.rdb, func(p redis.Pipeliner) {
-		p.PTTL(ctx, checkKey(namespace, "a"))
-		p.PTTL(ctx, checkKey(namespace, "b"))
+	err := client.Transaction(ctx, f.rdb, func(p redis.Pipeliner) {
+		p.PTTL(ctx, f.checkKey("a"))
+		p.PTTL(ctx, f.checkKey("b"))
 	})
-	if redis.HasErrorPrefix(err, "CROSSSLOT ") || redirected(err) {
+	if redis.HasErrorPrefix(err, "CROSSSLOT ") || client.Redirected(err) {
 		return true, nil
 	}
-	s.one.Store(err == nil)
+	f.one.Store(err == nil)
 	return false, err
 }
 
 // slots returns the slots of a Cluster, and their nodes, masters first.
-func (s *Servers) slots(ctx context.Context) ([]redis.ClusterSlot, error) {
-	if cluster, ok := s.rdb.(clusterOptions); ok && cluster.Options().ClusterSlots != nil {
+func (f *Finder) slots(ctx context.Context) ([]redis.ClusterSlot, error) {
+	if cluster, ok := f.rdb.(clusterOptions); ok && cluster.Options().ClusterSlots != nil {
 		return cluster.Options().ClusterSlots(ctx)
 	}
-	slots, err := s.rdb.ClusterSlots(ctx).Result()
-	if err != nil && !Unreachable(err) {
-		return nil, fmt.Errorf("keys are on several servers, and rdb, a %T, does not say on which: pass the *redis.ClusterClient itself: %w", s.rdb, err)
+	slots, err := f.rdb.ClusterSlots(ctx).Result()
+	if err != nil && !client.Unreachable(err) {
+		return nil, fmt.Errorf("keys are on several servers, and rdb, a %T, does not say on which: pass the *redis.ClusterClient itself: %w", f.rdb, err)
 	}
 	return slots, err
 }
 
 // checkKey returns a key that no caller uses.
-func checkKey(namespace, tag string) string { return namespace + ":check:{" + tag + "}:slot" }
+func (f *Finder) checkKey(tag string) string { return f.namespace + ":check:{" + tag + "}:slot" }
 
 // tagIn returns a hash tag of one of the slots.
 func tagIn(r redis.ClusterSlot) string {
@@ -224,7 +235,7 @@ func (m Master) Size(ctx context.Context) (int64, error) {
 func (m Master) Process(ctx context.Context) (string, error) {
 	cmd := redis.NewStringCmd(ctx, m.args("info", "server")...)
 	err := m.ask(ctx, cmd)
-	if err != nil && !Unreachable(err) && !ScriptsRefused(err) {
+	if err != nil && !client.Unreachable(err) && !client.ScriptsRefused(err) {
 		return "", nil
 	}
 	_, id, _ := strings.Cut(cmd.Val(), "run_id:")
@@ -255,11 +266,11 @@ func (m Master) ask(ctx context.Context, cmd redis.Cmder) error {
 		return cmd.Err()
 	}
 	cmd.SetFirstKeyPos(int8(len(cmd.Args()) - 1))
-	err := Transaction(ctx, m.rdb, func(p redis.Pipeliner) {
+	err := client.Transaction(ctx, m.rdb, func(p redis.Pipeliner) {
 		p.PTTL(ctx, m.beside)
 		_ = p.Process(ctx, aside{cmd})
 	})
-	if redirected(err) {
+	if client.Redirected(err) {
 		return fmt.Errorf("rdb, a %T, does not reach each master of the Cluster: a *redis.ClusterClient does: %w", m.rdb, err)
 	}
 	return err
