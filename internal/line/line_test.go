@@ -350,6 +350,10 @@ func TestLine_TimeoutsDiffer(t *testing.T) {
 						}
 					})
 				}
+				time.Sleep(T / 2)
+				if l.Away(T/10) == nil || l.Away(T) != nil {
+					t.Errorf("away for the hasty one: %t, for the patient ones: %t", l.Away(T/10) != nil, l.Away(T) != nil)
+				}
 				all.Wait()
 				time.Sleep(c.back + ms)
 				for _, u := range []*user{hasty, patient, other} {
