@@ -80,7 +80,9 @@ func (n *Near) limits() local.Limits {
 // newTier returns the memory of a cache. background runs a function until the cache is closed.
 func newTier(c *client.Client, namespace string, n *Near, background func(run func(<-chan struct{})), dropped func()) *near.Tier {
 	c.ReadFromMasters()
-	return near.New(c, logKey(namespace), n.limits(), orDefault(n.MaxLag, time.Second), background, dropped)
+	t := near.New(c, logKey(namespace), n.limits(), orDefault(n.MaxLag, time.Second), background)
+	t.Dropped = dropped
+	return t
 }
 
 // logKey returns the key of the log of a namespace. It is no value key.

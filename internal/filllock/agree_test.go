@@ -55,7 +55,8 @@ func shown(text string, sameClock bool) string {
 			text = text[:3] + "until..." + text[11:]
 		}
 	}
-	if state, token, stamp, failure := splitRecord(text); state != "" && !sameClock {
+	if p := splitRecord(text); p.state != "" && !sameClock {
+		state, token, stamp, failure := p.state, p.token, p.stamp, p.failure
 		if strings.Trim(stamp, "0") != "" {
 			stamp = "stamp"
 		}

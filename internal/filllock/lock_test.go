@@ -217,8 +217,8 @@ func (b *fixture) get(key string) (s state, ttl time.Duration) {
 	redistest.Must(b.t, err)
 	s.empty = s.text == ""
 	// Other tests check the stamp.
-	if state, token, _, failure := splitRecord(s.text); state == "H" {
-		s.text = state + token + stamp + failure
+	if p := splitRecord(s.text); p.state == "H" {
+		s.text = p.state + p.token + stamp + p.failure
 	}
 	return s, ttl
 }
@@ -487,7 +487,8 @@ func (b *fixture) wantNote(v ReleaseNote) {
 		return
 	}
 	got, _ := b.get(b.Keys.Lock)
-	_, _, retry, failure := splitRecord(got.text)
+	record := splitRecord(got.text)
+	retry, failure := record.stamp, record.failure
 	after := func(digits string, d time.Duration) string {
 		at, err := strconv.ParseInt(digits, 10, 64)
 		switch soon := time.Until(time.UnixMicro(at)); {

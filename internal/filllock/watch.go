@@ -44,7 +44,7 @@ func (l *Lock) judgeGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 			return nil, false, err
 		}
 		now, err := tx.Time()
-		_, _, _, failure := splitRecord(record)
+		failure := splitRecord(record).failure
 		decides := strings.HasPrefix(record, "F") && (q.For != Unusable || !rememberedUntil(&failure).IsZero())
 		// Without the right to ask for the time, now is zero.
 		if err != nil && (decides || !client.ScriptsRefused(err)) {
@@ -64,7 +64,8 @@ func (l *Lock) judgeGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 // judge returns the answer of get_or_lock.lua to a lock key that holds record, and what to write
 // there. now may be zero: ages are unknown then, and the stamp is random, and so is still unique.
 func (l *Lock) judge(record string, left time.Duration, now time.Time, q Query, known bool) (r Reply, write string) {
-	state, token, stamp, failure := splitRecord(record)
+	was := splitRecord(record)
+	state, token, stamp, failure := was.state, was.token, was.stamp, was.failure
 	remembered := rememberedUntil(&failure)
 	switch {
 	case token == l.token && state == "H":
@@ -111,16 +112,19 @@ func digits(micros int64) string {
 	return strings.Repeat("0", max(0, stampLen-len(text))) + string(text)
 }
 
-// splitRecord returns the parts of a record in a lock key. They are empty if it is not a record.
-func splitRecord(record string) (state, token, stamp, failure string) {
+// parts are the parts of a record in a lock key.
+type parts struct{ state, token, stamp, failure string }
+
+// splitRecord returns the parts of a record. They are empty if it is none.
+func splitRecord(record string) (p parts) {
 	if len(record) <= tokenLen || record[0] != 'X' && len(record) <= tokenLen+stampLen || !strings.Contains("HFX", record[:1]) {
-		return "", "", "", ""
+		return p
 	}
-	state, token = record[:1], record[1:1+tokenLen]
-	if state != "X" {
-		stamp, failure = record[1+tokenLen:1+tokenLen+stampLen], record[1+tokenLen+stampLen:]
+	p.state, p.token = record[:1], record[1:1+tokenLen]
+	if p.state != "X" {
+		p.stamp, p.failure = record[1+tokenLen:1+tokenLen+stampLen], record[1+tokenLen+stampLen:]
 	}
-	return state, token, stamp, failure
+	return p
 }
 
 // rememberedUntil takes the time until which a failure is remembered from in front of it. It is zero without one.
@@ -196,12 +200,12 @@ func (l *Lock) judgeAbandon(tx client.Tx) (func(client.Writer), bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
-	switch state, token, _, _ := splitRecord(record); {
-	case state == "H" && token == l.token:
+	switch was := splitRecord(record); {
+	case was.state == "H" && was.token == l.token:
 		return func(w client.Writer) { w.Del(l.Keys.Lock) }, true, nil
 	case record == "":
 		return func(w client.Writer) { w.SetNX(l.Keys.Lock, "X"+l.token, l.ttl) }, false, nil
-	case state == "F" || state == "X":
+	case was.state == "F" || was.state == "X":
 		// A transaction of this attempt that has seen the same record fails once the record is touched.
 		left, err := tx.PTTL(l.Keys.Lock)
 		if err != nil || left < time.Millisecond {
@@ -224,7 +228,7 @@ func (l *Lock) judgeRenew(tx client.Tx) (func(client.Writer), bool, error) {
 // grant.
 func (l *Lock) holds(tx client.Tx) (token, grant bool, err error) {
 	record, err := tx.Get(l.Keys.Lock)
-	state, holder, stamp, _ := splitRecord(record)
-	token = state == "H" && holder == l.token
-	return token, token && stamp == l.stamp, err
+	was := splitRecord(record)
+	token = was.state == "H" && was.token == l.token
+	return token, token && was.stamp == l.stamp, err
 }

@@ -62,7 +62,9 @@ type Tier struct {
 
 	at position // in the log; only the goroutine that reads it uses it
 
-	dropped func()
+	// Dropped is called when the Tier has dropped everything because the log had lost records before its end. It is
+	// set before the first value is put.
+	Dropped func()
 }
 
 // A Generation is the generation of a key's stripe at some time.
@@ -78,15 +80,14 @@ type Generation struct {
 const never = math.MinInt64
 
 // New returns an empty Tier. key is the key of the log. background runs a function
-// until closing is closed. dropped is called when the Tier has dropped everything because the log
-// had lost records before its end.
+// until closing is closed.
 func New(c *client.Client, key string, most local.Limits, maxLag time.Duration,
-	background func(run func(closing <-chan struct{})), dropped func()) *Tier {
+	background func(run func(closing <-chan struct{}))) *Tier {
 	t := new(Tier)
 	*t = Tier{
 		Log:    Log{client: c, key: key, life: max(minLife, 4*maxLag), background: background},
 		values: otter.Must(limited(&otter.Options[string, *Copy]{Executor: t.maintain}, most)),
-		most:   most, maxLag: maxLag, begun: time.Now(), dropped: dropped,
+		most:   most, maxLag: maxLag, begun: time.Now(),
 	}
 	t.proof.Store(never)
 	return t
@@ -367,6 +368,6 @@ func (t *Tier) catchUp() error {
 func (t *Tier) drop() {
 	t.ForgetAll()
 	if t.at != (position{}) && t.Age() < t.life {
-		t.dropped()
+		t.Dropped()
 	}
 }

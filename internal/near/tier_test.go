@@ -35,7 +35,8 @@ type tier struct {
 func newTier(rdb redis.UniversalClient) *tier {
 	x := new(tier)
 	c := client.New(rdb, 5*time.Second, func(context.Context, string, error) {}, func(error) {}, nil)
-	x.Tier = New(c, logKey, local.Limits{Keys: 100}, maxLag, func(func(<-chan struct{})) {}, func() { x.drops++ })
+	x.Tier = New(c, logKey, local.Limits{Keys: 100}, maxLag, func(func(<-chan struct{})) {})
+	x.Dropped = func() { x.drops++ }
 	return x
 }
 
@@ -160,7 +161,7 @@ func TestTier_GenerationsBeforeProof(t *testing.T) {
 		redistest.Must(t, rdb.Del(t.Context(), logKey).Err())
 		time.Sleep(maxLag)
 		proven := true
-		x.dropped = func() { _, _, proven = x.Get("a") }
+		x.Dropped = func() { _, _, proven = x.Get("a") }
 		if x.read(t); proven {
 			t.Error("there is a proof while the values are dropped")
 		}
