@@ -20,8 +20,9 @@ import (
 //   - Near is always on. Size is how many values are kept, by default 10,000: as bytes, and decoded
 //     for hits. What failed loads leave for RetryAfter and FailureTTL counts as a value. What has no
 //     room is a miss, as if Redis had evicted it: what was stored or read from the bytes longest ago
-//     goes first. Near.MaxBytes bounds the bytes and the decoded values together, each by its half. A
-//     key leaves its tags with its value.
+//     goes first. Near.MaxBytes bounds the bytes and the decoded values together, each by its half.
+//   - DeleteTag and ExpireTag find a key by the tags of its last value, with Redis also by those of
+//     former ones. A value that has no room any more leaves its tags.
 //   - LockTTL, RedisTimeout and Near.MaxLag are checked, and have no meaning.
 //   - MaxFleetLoads is refused: MaxLoads is the limit.
 //

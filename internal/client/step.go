@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/local"
 )
 
 // A Tx reads keys of one slot in a transaction, or in a step of a [local.Store]. A key of a foreign type has no text.
@@ -31,13 +33,7 @@ type Judge func(tx Tx) (write func(w Writer), done bool, err error)
 // InOneStep has a command of keys in one slot judged in one step: on a server in a transaction.
 func InOneStep(ctx context.Context, c *Client, keys []string, judge Judge) (done bool, err error) {
 	if c.Local != nil {
-		step := c.Local.Begin(keys[0])
-		defer step.End()
-		write, done, err := judge(&step)
-		if write != nil && err == nil {
-			write(&step)
-		}
-		return done, err
+		return InMemory(c.Local, keys[0], judge)
 	}
 	return Watch(ctx, c.Redis, keys, func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
 		write, done, err := judge(transaction{ctx, tx})
@@ -46,6 +42,17 @@ func InOneStep(ctx context.Context, c *Client, keys []string, judge Judge) (done
 		}
 		return func(p redis.Pipeliner) { write(writer{ctx, p}) }, done, err
 	})
+}
+
+// InMemory is InOneStep without a server.
+func InMemory(memory *local.Store, key string, judge Judge) (done bool, err error) {
+	step := memory.Begin(key)
+	defer step.End()
+	write, done, err := judge(&step)
+	if write != nil && err == nil {
+		write(&step)
+	}
+	return done, err
 }
 
 type transaction struct {

@@ -7,6 +7,7 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/near"
 	"github.com/singlefill/singlefill/internal/value"
 )
 
@@ -26,26 +27,24 @@ func (a asking) getOrLock(questions []*question) {
 		return
 	}
 	n := len(questions)
-	keys, locks, queries := make([]string, n), make([]*filllock.Lock, n), make([]filllock.Query, n)
+	generations, locks, queries := make([]near.Generation, n), make([]*filllock.Lock, n), make([]filllock.Query, n)
 	for i, q := range questions {
-		keys[i], locks[i], queries[i] = q.lock.Keys.Value, q.lock, q.query
+		generations[i], locks[i], queries[i] = a.Store.Generation(q.lock.Keys.Value), q.lock, q.query
 	}
 	stamp := a.Fills.Now()
-	a.Store.During(keys, func(keep func(int, *value.Lookup)) {
-		answers := filllock.GetOrLock(a.ctx, within, locks, queries)
-		for i, q := range questions {
-			q.takes(answers[i], stamp)
+	answers := filllock.GetOrLock(a.ctx, within, locks, queries)
+	for i, q := range questions {
+		q.takes(answers[i], stamp)
+	}
+	for i, q := range questions {
+		if r := q.answer.Value; q.answer.Err == nil && r.Status == filllock.Hit {
+			l := &value.Lookup{Key: q.Key}
+			a.Store.Decode(a.ctx, l, []byte(r.Text), time.Now())
+			l.Kept(r.Kept)
+			a.Store.Keep(l, generations[i])
+			q.old, q.newSince, q.oldSince = l, q.oldSince, stamp
 		}
-		for i, q := range questions {
-			if r := q.answer.Value; q.answer.Err == nil && r.Status == filllock.Hit {
-				l := &value.Lookup{Key: q.Key}
-				a.Store.Decode(a.ctx, l, []byte(r.Text), time.Now())
-				l.Kept(r.Kept)
-				keep(i, l)
-				q.old, q.newSince, q.oldSince = l, q.oldSince, stamp
-			}
-		}
-	})
+	}
 }
 
 // takes takes the answer to a command that was sent after a stamp.

@@ -10,6 +10,7 @@ import (
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/foreign"
+	"github.com/singlefill/singlefill/internal/near"
 	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/value"
 )
@@ -100,9 +101,9 @@ func (s storing) share(f *item) {
 // commit stores the outcomes of a load, or releases the locks, and hands the outcomes to the callers. The keys are on
 // one server.
 func (s storing) commit(fills []*item) {
-	keys := make([]string, len(fills))
+	generations := make([]near.Generation, len(fills))
 	for i, f := range fills {
-		keys[i] = f.lock.Keys.Value
+		generations[i] = s.Store.Generation(f.lock.Keys.Value)
 	}
 	stamp := s.Fills.Now()
 	if err := s.Client.Refusal(fills[0].lock.Keys.Lock); err != nil {
@@ -110,16 +111,14 @@ func (s storing) commit(fills []*item) {
 			f.outcome.err = err
 		}
 	} else {
-		s.Store.During(keys, func(keep func(int, *value.Lookup)) {
-			s.storeOrRelease(fills)
-			for i, f := range fills {
-				if o := &f.outcome; o.err == nil && o.info.Stored {
-					if l := s.Store.Stored(f.Key, o.data, o.entry, o.Life); l != nil {
-						keep(i, l)
-					}
+		s.storeOrRelease(fills)
+		for i, f := range fills {
+			if o := &f.outcome; o.err == nil && o.info.Stored {
+				if l := s.Store.Stored(f.Key, o.data, o.entry, o.Life); l != nil {
+					s.Store.Keep(l, generations[i])
 				}
 			}
-		})
+		}
 	}
 	s.dropped(fills)
 	var unreached []*item

@@ -154,7 +154,7 @@ func GetOrLock(ctx context.Context, within time.Duration, locks []*Lock, queries
 	if c, sent := locks[0].client, time.Now(); c.Local != nil {
 		answers := make([]Answer, len(locks))
 		for i, l := range locks {
-			answers[i].Value, answers[i].Err = l.judgeGetOrLock(ctx, queries[i])
+			_, answers[i].Err = client.InMemory(c.Local, l.Keys.Value, l.judgeGetOrLock(queries[i], &answers[i].Value))
 			l.answered(within, queries[i], sent, answers[i])
 		}
 		return answers
@@ -176,8 +176,10 @@ func GetOrLock(ctx context.Context, within time.Duration, locks []*Lock, queries
 	twins(len(locks), func(i int) bool { return answers[i].Value.Status == unrun }, func(i int) {
 		what := what
 		what.Key, what.Sent = locks[i].Keys.Value, &sent[i]
-		answers[i] = client.DoTries(ctx, c, what, func(ctx context.Context) (Reply, error) {
-			return locks[i].judgeGetOrLock(ctx, queries[i])
+		answers[i] = client.DoTries(ctx, c, what, func(ctx context.Context) (r Reply, err error) {
+			keys := locks[i].Keys
+			_, err = client.InOneStep(ctx, c, []string{keys.Value, keys.Lock}, locks[i].judgeGetOrLock(queries[i], &r))
+			return r, err
 		})
 	})
 	for i, l := range locks {

@@ -1,7 +1,6 @@
 package filllock
 
 import (
-	"context"
 	"crypto/rand"
 	"strconv"
 	"strings"
@@ -20,9 +19,9 @@ import (
 // Each script exists a second time in Go. Some managed services refuse scripts. GET followed by SET
 // would be no replacement; WATCH is one, if both decide equally. See TestActs_Agree.
 
-// judgeGetOrLock is GetOrLock.
-func (l *Lock) judgeGetOrLock(ctx context.Context, q Query) (r Reply, err error) {
-	_, err = client.InOneStep(ctx, l.client, []string{l.Keys.Value, l.Keys.Lock}, func(tx client.Tx) (func(client.Writer), bool, error) {
+// judgeGetOrLock is GetOrLock, whose answer goes into r.
+func (l *Lock) judgeGetOrLock(q Query, r *Reply) client.Judge {
+	return func(tx client.Tx) (func(client.Writer), bool, error) {
 		header, err := tx.GetRange(l.Keys.Value, 0, entry.HeaderLen-1)
 		if err != nil {
 			return nil, false, err
@@ -32,7 +31,7 @@ func (l *Lock) judgeGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 			if stored == "" && err == nil {
 				err = redis.TxFailedErr // it has just been removed: read again
 			}
-			r = Reply{Status: Hit, Text: stored}
+			*r = Reply{Status: Hit, Text: stored}
 			return nil, err == nil, err
 		}
 		record, err := tx.Get(l.Keys.Lock)
@@ -51,14 +50,13 @@ func (l *Lock) judgeGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 			return nil, false, err
 		}
 		var write string
-		r, write = l.judge(record, left, now, q, header != "")
+		*r, write = l.judge(record, left, now, q, header != "")
 		r.Known = header != ""
 		if write == "" {
 			return nil, true, nil
 		}
 		return func(w client.Writer) { w.Set(l.Keys.Lock, write, l.ttl) }, true, nil
-	})
-	return r, err
+	}
 }
 
 // judge returns the answer of get_or_lock.lua to a lock key that holds record, and what to write
@@ -99,8 +97,9 @@ func (l *Lock) judge(record string, left time.Duration, now time.Time, q Query, 
 	if !q.Take {
 		return Reply{Status: Free}, ""
 	}
-	stamp = rand.Text()[:stampLen]
-	if !now.IsZero() {
+	if now.IsZero() {
+		stamp = rand.Text()[:stampLen]
+	} else {
 		stamp = digits(now.UnixMicro())
 	}
 	return Reply{Status: Locked, Text: stamp}, "H" + l.token + stamp + failure

@@ -338,6 +338,26 @@ func TestStore_TagsAtOnce(t *testing.T) {
 	all.Wait()
 }
 
+// A store may be closed while steps write, and while it evicts and frees.
+func TestStore_CloseAtOnce(t *testing.T) {
+	t.Parallel()
+	for range 300 {
+		rdb, free := local.New("a:{", local.Limits{Keys: 5})
+		var all sync.WaitGroup
+		for i := range 4 {
+			all.Go(func() {
+				for k := range 50 {
+					tag(rdb.Store, fmt.Sprint(i, " ", k), local.Unproved, "t")
+				}
+			})
+		}
+		runtime.Gosched()
+		free()
+		all.Wait()
+		wantTags(t, "closed", rdb.Store, map[string]int64{})
+	}
+}
+
 // A caller may change the bytes that it gets, or has given.
 func TestClient_OwnsItsBytes(t *testing.T) {
 	t.Parallel()

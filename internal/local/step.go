@@ -72,7 +72,7 @@ func (t *Step) PExpire(key string, life time.Duration) {
 func (t *Step) Del(keys ...string) {
 	for _, key := range keys {
 		if it := t.find(key); it != nil {
-			t.remove(key, it)
+			t.remove(it)
 		}
 	}
 }

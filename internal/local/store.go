@@ -40,19 +40,20 @@ const Overhead = 256
 
 // A stripe has keys of some slots. No other lock is taken before its lock, and after it only locks of the index.
 type stripe struct {
-	mu    sync.Mutex
-	items map[string]*item // nil after close
-	most  int              // items since the map was made
-	_     [64]byte         // to the next stripe, which other processors lock
+	mu        sync.Mutex
+	items     map[string]*item // nil after close
+	evictable []*item          // which are drawn from
+	most      int              // items since the map was made
+	_         [64]byte         // to the next stripe, which other processors lock
 }
 
 // An item is what a key holds.
 type item struct {
-	text      string
+	key, text string
 	end       time.Time // zero: none
 	used      uint64
 	bytes     int64
-	evictable bool
+	place     int      // among the evictable of its stripe, from 1; 0: it is not one of them
 	tagged    *Tagging // nil: it has no tags
 }
 
@@ -109,7 +110,7 @@ func (t *Step) find(key string) *item {
 	case it == nil:
 		return nil
 	case it.ended(t.now):
-		t.remove(key, it)
+		t.remove(it)
 		return nil
 	}
 	it.used = t.store.uses.Add(1)
@@ -124,32 +125,39 @@ func (t *Step) put(key, text string, end time.Time, of *Tagging) {
 	bytes := int64(len(key)+len(text)+Overhead) + of.bytes()
 	if s.most.Bytes > 0 && bytes > s.most.Bytes || s.closed.Load() {
 		if it != nil {
-			t.remove(key, it)
+			t.remove(it)
 		}
 		t.lose(key, of)
 		s.tags.remove(of, nil)
 		return
 	}
 	if it == nil {
-		it = &item{used: s.uses.Add(1)}
+		it = &item{key: key, used: s.uses.Add(1)}
 		t.stripe.items[key] = it
 		t.stripe.most = max(t.stripe.most, len(t.stripe.items))
 		s.sweepLater()
 	}
 	s.tags.remove(it.tagged, of)
 	it.text, it.end, it.tagged = text, end, of
-	s.account(it, bytes, s.evictable(key, text))
+	t.account(it, bytes, s.evictable(key, text))
 }
 
-func (s *Store) account(it *item, bytes int64, evictable bool) {
-	s.bytes.Add(bytes - it.bytes)
-	switch it.bytes = bytes; {
-	case evictable && !it.evictable:
-		s.count.Add(1)
-	case !evictable && it.evictable:
-		s.count.Add(-1)
+// account notes how many bytes an item takes now, and whether it may be evicted.
+func (t *Step) account(it *item, bytes int64, evictable bool) {
+	t.store.bytes.Add(bytes - it.bytes)
+	it.bytes = bytes
+	all := &t.stripe.evictable
+	switch last := len(*all) - 1; {
+	case evictable && it.place == 0:
+		*all = append(*all, it)
+		it.place = len(*all)
+		t.store.count.Add(1)
+	case !evictable && it.place > 0: // the last one takes its place
+		(*all)[it.place-1], (*all)[last].place = (*all)[last], it.place
+		(*all)[last], it.place = nil, 0
+		*all = (*all)[:last]
+		t.store.count.Add(-1)
 	}
-	it.evictable = evictable
 }
 
 // evictable reports whether a key may be evicted, and counts: a value, or the record of a load that has ended. The keys
@@ -169,51 +177,46 @@ func (t *Step) lose(key string, of *Tagging) {
 	}
 }
 
-func (t *Step) remove(key string, it *item) {
-	delete(t.stripe.items, key)
+func (t *Step) remove(it *item) {
+	t.account(it, 0, false)
+	delete(t.stripe.items, it.key)
 	if len(t.stripe.items) == 0 && t.stripe.most > 1000 { // a map keeps its largest size
-		t.stripe.items, t.stripe.most = make(map[string]*item), 0
+		t.stripe.items, t.stripe.evictable, t.stripe.most = make(map[string]*item), nil, 0
 	}
 	t.store.tags.remove(it.tagged, nil)
-	t.store.account(it, 0, false)
 }
 
 func (s *Store) full() bool {
 	return s.count.Load() > int64(s.most.Keys) || s.most.Bytes > 0 && s.bytes.Load() > s.most.Bytes
 }
 
-// evict removes the item that was not used for longest among a few that the maps of some stripes happen to begin with,
-// as Redis does. It reports whether there was one.
+// evict removes the item that was not used for longest among a few that it draws, as Redis does. It reports whether
+// there was one.
 func (s *Store) evict() bool {
-	const few = 8
-	var oldest string
+	const few = 5
+	var oldest *item
+	var of *stripe
 	var used uint64
-	n, first := 0, rand.IntN(len(s.stripes))
-	for i := 0; i < len(s.stripes) && n < few; i++ {
+	for n, first, i := 0, rand.IntN(len(s.stripes)), 0; i < len(s.stripes) && n < few; i++ {
 		st := &s.stripes[(first+i)%len(s.stripes)]
 		st.mu.Lock()
-		for key, it := range st.items {
-			if it.evictable && (n == 0 || it.used < used) {
-				oldest, used = key, it.used
+		for range min(few-n, len(st.evictable)) {
+			if it := st.evictable[rand.IntN(len(st.evictable))]; oldest == nil || it.used < used {
+				oldest, of, used = it, st, it.used
 			}
-			if it.evictable {
-				n++
-			}
-			if n == few {
-				break
-			}
+			n++
 		}
 		st.mu.Unlock()
 	}
-	if n == 0 {
+	if oldest == nil {
 		return false
 	}
-	t := Step{store: s, stripe: s.stripe(oldest)}
-	t.stripe.mu.Lock()
-	defer t.stripe.mu.Unlock()
-	if it := t.stripe.items[oldest]; it != nil && it.used == used && s.full() {
-		t.lose(oldest, it.tagged)
-		t.remove(oldest, it)
+	t := Step{store: s, stripe: of}
+	of.mu.Lock()
+	defer of.mu.Unlock()
+	if oldest.place > 0 && oldest.used == used && s.full() { // as before
+		t.lose(oldest.key, oldest.tagged)
+		t.remove(oldest)
 	}
 	return true
 }
@@ -235,13 +238,14 @@ func (s *Store) sweepLater() {
 
 // sweep runs while there are items. Commands do not wait for it for long.
 func (s *Store) sweep() {
+	s.sweeper.Store(nil) // an item that comes from now on may not be seen
 	left := 0
 	for i := range s.stripes {
 		t, n := Step{store: s, stripe: &s.stripes[i], now: time.Now()}, 0
 		t.stripe.mu.Lock()
-		for key, it := range t.stripe.items {
+		for _, it := range t.stripe.items {
 			if it.ended(t.now) {
-				t.remove(key, it)
+				t.remove(it)
 			}
 			if n++; n%1000 == 0 {
 				t.stripe.mu.Unlock()
@@ -252,7 +256,7 @@ func (s *Store) sweep() {
 		t.stripe.mu.Unlock()
 	}
 	left += s.tags.dropMarks()
-	if s.sweeper.Store(nil); !s.closed.Load() && left > 0 {
+	if !s.closed.Load() && left > 0 {
 		s.sweepLater()
 	}
 }
@@ -263,7 +267,10 @@ func (s *Store) close() {
 	for i := range s.stripes {
 		st := &s.stripes[i]
 		st.mu.Lock()
-		st.items = nil
+		for _, it := range st.evictable { // a sweep or an eviction may have seen it
+			it.place = 0
+		}
+		st.items, st.evictable = nil, nil
 		st.mu.Unlock()
 	}
 	s.tags.clear()

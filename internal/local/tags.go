@@ -72,7 +72,8 @@ func (t *Step) Tag(key string, of Tagging) bool {
 	if it := t.find(key); it != nil { // otherwise it leaves its tags now, and not later
 		old = it.tagged
 	}
-	t.tagged = &of
+	held := of // which is allocated, unlike of without tags
+	t.tagged = &held
 	if x := &t.store.tags; !x.add(t.tagged) {
 		x.remove(t.tagged, old)
 		t.tagged = nil

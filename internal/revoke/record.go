@@ -51,6 +51,8 @@ func (k *Keys) Replaced(ctx context.Context, keys []string, err error) (failed e
 // The invalidation has been answered with err. It returns err, or why they cannot be told.
 func (k *Keys) record(ctx context.Context, pairs []filllock.Pair, r recorded, err error) error {
 	switch {
+	case k.client.Local != nil: // there is no other process
+		return err
 	case r.refused:
 		err = k.log.Reset(ctx)
 	case r.sent:

@@ -36,6 +36,10 @@ func (x *Sets) Set(ctx context.Context, key string, v any) error {
 }
 
 func (x *Sets) set(ctx context.Context, s filllock.Set) (unnoted error) {
+	if x.keys.client.Local != nil { // which knows its tags, and has no log
+		_, err := s.Do(ctx, x.keys.client)
+		return err
+	}
 	noted, err := x.note(ctx, []filllock.Set{s})
 	if err != nil {
 		return err

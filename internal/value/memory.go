@@ -116,24 +116,14 @@ func (l *Lookup) Outlives(c *near.Copy) bool {
 	return l.RedisErr != nil || newer
 }
 
-// During runs a command that reads or writes keys, given as they are in Redis, and calls keep with what keys[i] holds
-// now. Memory keeps that if Redis keeps it. During takes the generations of the keys before the command. If a key is
-// invalidated during the command, its generation changes, and what the command has seen is never served. Nothing else
-// keeps values in memory.
-func (s *Store) During(keys []string, command func(keep func(i int, l *Lookup))) {
-	if s.memory == nil {
-		command(func(int, *Lookup) {})
-		return
+// Generation returns the generation of a key, which is given as it is in Redis. It is taken before a command that reads
+// or writes the key, and is for [Store.Keep]. If the key is invalidated during the command, its generation changes, and
+// what the command has seen is never served.
+func (s *Store) Generation(valueKey string) (g near.Generation) {
+	if s.memory != nil {
+		g = s.memory.Tier.Generation(valueKey)
 	}
-	generations := make([]near.Generation, 0, 1) // one needs no allocation
-	for _, key := range keys {
-		generations = append(generations, s.memory.Tier.Generation(key))
-	}
-	command(func(i int, l *Lookup) {
-		if l.kept > 0 && l.Freshness > Expired {
-			s.keep(l, generations[i])
-		}
-	})
+	return g
 }
 
 // Kept records how long Redis keeps the entry that a single step on the server has found or stored, as PTTL
@@ -197,7 +187,12 @@ func (s *Store) ForgetAll() {
 // keep keeps what a command has found in memory, for l.kept at most, and serves it for l.served at most, both
 // from when g was taken. So memory has nothing that Redis has ended, whatever the clocks and the windows of
 // the processes are.
-func (s *Store) keep(l *Lookup, g near.Generation) {
+// Keep keeps in memory what a command has found or stored, if Redis keeps it. g is from before the command. Nothing else
+// keeps values in memory.
+func (s *Store) Keep(l *Lookup, g near.Generation) {
+	if s.memory == nil || l.kept <= 0 || l.Freshness <= Expired {
+		return
+	}
 	c := s.copyOf(l)
 	c.StaleEnd, c.End = min(c.StaleEnd, g.Taken+bounded(l.served)), min(c.End, g.Taken+bounded(l.kept))
 	c.FreshEnd = min(c.FreshEnd, c.StaleEnd)

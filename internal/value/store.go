@@ -1,7 +1,7 @@
 // Package value knows what a key holds: an entry in Redis, a copy of its value in memory, how fresh both are.
 //
 // A Store reads a key from Redis ([Store.Read]), decodes its entry and judges it ([Store.Decode]), and with Near
-// keeps a copy of the value ([Store.During]), which it then serves from memory ([Store.FromMemory]).
+// keeps a copy of the value ([Store.Keep]), which it then serves from memory ([Store.FromMemory]).
 package value
 
 import (
@@ -16,6 +16,7 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/event"
+	"github.com/singlefill/singlefill/internal/near"
 	"github.com/singlefill/singlefill/internal/wait"
 )
 
@@ -138,60 +139,57 @@ func (s *Store) Get(ctx context.Context, all []*Lookup) {
 	default:
 		l := all[0]
 		valueKey := s.Key(l.Key)
-		s.During([]string{valueKey}, func(keep func(int, *Lookup)) {
-			pttl := redis.NewDurationCmd(ctx, time.Millisecond, "pttl", valueKey)
-			data, asked, err := s.client.Get(ctx, pttl, valueKey)
-			if s.replied(ctx, l, data, time.Now(), err) {
-				l.keptBehind(pttl.Val())
-				keep(0, l)
-			} else if l.RedisErr != nil {
-				l.Asked += asked
-			}
-		})
+		g := s.Generation(valueKey)
+		pttl := redis.NewDurationCmd(ctx, time.Millisecond, "pttl", valueKey)
+		data, asked, err := s.client.Get(ctx, pttl, valueKey)
+		if s.replied(ctx, l, data, time.Now(), err) {
+			l.keptBehind(pttl.Val())
+			s.Keep(l, g)
+		} else if l.RedisErr != nil {
+			l.Asked += asked
+		}
 	}
 }
 
 // getLocal is Get without Redis: of a key and of how long it is kept in one step.
 func (s *Store) getLocal(ctx context.Context, l *Lookup) {
 	valueKey := s.Key(l.Key)
-	s.During([]string{valueKey}, func(keep func(int, *Lookup)) {
-		step, err := s.client.Local.Begin(valueKey), ctx.Err()
-		text, _ := step.Get(valueKey)
-		left, _ := step.PTTL(valueKey)
-		if step.End(); text == "" && err == nil {
-			err = redis.Nil
-		}
-		if s.replied(ctx, l, []byte(text), time.Now(), err) {
-			l.Kept(left)
-			keep(0, l)
-		}
-	})
+	g := s.Generation(valueKey)
+	step, err := s.client.Local.Begin(valueKey), ctx.Err()
+	text, _ := step.Get(valueKey)
+	left, _ := step.PTTL(valueKey)
+	if step.End(); text == "" && err == nil {
+		err = redis.Nil
+	}
+	if s.replied(ctx, l, []byte(text), time.Now(), err) {
+		l.Kept(left)
+		s.Keep(l, g)
+	}
 }
 
 func (s *Store) getMany(ctx context.Context, all []*Lookup) {
-	keys := make([]string, len(all))
+	keys, generations := make([]string, len(all)), make([]near.Generation, len(all))
 	var pttls []redis.Cmder
 	for i, l := range all {
 		keys[i] = s.Key(l.Key)
+		generations[i] = s.Generation(keys[i])
 		if s.memory != nil {
 			pttls = append(pttls, redis.NewDurationCmd(ctx, time.Millisecond, "pttl", keys[i]))
 		}
 	}
-	s.During(keys, func(keep func(int, *Lookup)) {
-		replies, asked, err := s.client.GetMany(ctx, pttls, keys)
-		now := time.Now()
-		for i, l := range all {
-			if err != nil {
-				l.RedisErr = err
-				l.Asked += asked
-				continue
-			}
-			if data, err := replies[i].Bytes(); s.replied(ctx, l, data, now, err) && s.memory != nil {
-				l.keptBehind(pttls[i].(*redis.DurationCmd).Val())
-				keep(i, l)
-			}
+	replies, asked, err := s.client.GetMany(ctx, pttls, keys)
+	now := time.Now()
+	for i, l := range all {
+		if err != nil {
+			l.RedisErr = err
+			l.Asked += asked
+			continue
 		}
-	})
+		if data, err := replies[i].Bytes(); s.replied(ctx, l, data, now, err) && s.memory != nil {
+			l.keptBehind(pttls[i].(*redis.DurationCmd).Val())
+			s.Keep(l, generations[i])
+		}
+	}
 }
 
 // replied takes the reply to a GET, which came at a time. It reports whether there is an entry, or bytes that are none.
