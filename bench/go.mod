@@ -7,6 +7,7 @@ replace github.com/singlefill/singlefill => ../
 require (
 	github.com/go-redis/cache/v9 v9.0.0
 	github.com/maypok86/otter/v2 v2.4.0
+	github.com/patrickmn/go-cache v2.1.0+incompatible
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/redis/rueidis v1.0.78
 	github.com/redis/rueidis/rueidisaside v1.0.78

@@ -24,6 +24,7 @@ func TestBenchmarks(t *testing.T) {
 		"memory hits":       func(b *testing.B) { memoryHits(b, 100) },
 		"near strings":      func(b *testing.B) { nearStrings(b, 0, 100) },
 		"near structs":      func(b *testing.B) { nearStructs(b, 64) },
+		"in memory":         BenchmarkLocal,
 		"misses":            func(b *testing.B) { misses(b, 64, 100) },
 		"queued calls":      func(b *testing.B) { queued(b, 100) },
 		"stampedes":         func(b *testing.B) { stampedes(b, 2, 1, 1, 5*time.Millisecond) },
