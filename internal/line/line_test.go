@@ -250,7 +250,7 @@ func TestLine(t *testing.T) {
 							t.Errorf("away: %v, watched: %t, though no user is left", l.Away(T) != nil, isWatched(l))
 						}
 						if c.regular {
-							for _, a := range u.outages()[:len(u.outages())-1] {
+							for _, a := range u.outages()[:max(len(u.outages())-1, 0)] {
 								if a.to%time.Second > T/4 {
 									t.Errorf("back at %v, want that at each thaw", a.to)
 								}
@@ -261,9 +261,8 @@ func TestLine(t *testing.T) {
 							return
 						}
 						ok := len(u.outages()) == len(c.away)
-						for i, a := range u.outages() {
-							w := c.away[min(i, len(c.away)-1):]
-							ok = ok && a.from >= w[0].from && a.from <= w[0].from+pause+2*ms && a.to >= w[0].to && a.to <= w[0].to+c.back+2*ms
+						for i, w := range c.away {
+							ok = ok && in(u.outages()[i], w, pause, c.back)
 						}
 						if !ok {
 							t.Errorf("away %v, want %v", u.outages(), c.away)
@@ -273,6 +272,11 @@ func TestLine(t *testing.T) {
 			}
 		}
 	}
+}
+
+// in reports whether an outage has begun and ended as wanted, or a little later.
+func in(a, want span, late, back time.Duration) bool {
+	return a.from >= want.from && a.from <= want.from+late+2*ms && a.to >= want.to && a.to <= want.to+back+2*ms
 }
 
 // inBubble runs a test with a server that answers nothing from the beginning, unless the test changes that.
@@ -337,7 +341,7 @@ func TestLine_TimeoutsDiffer(t *testing.T) {
 	for name, c := range map[string]struct {
 		latency
 		back time.Duration // how much later the end may be
-	}{"frozen": {frozen(10 * T), 0}, "killed": {between(0, 10*T, refused), T * 5 / 4}} {
+	}{"frozen": {frozen(10 * T), T / 4}, "killed": {between(0, 10*T, refused), T * 5 / 4}} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, l *Line, f *fake) {
 				f.set(c.latency, c.latency)
@@ -427,6 +431,20 @@ func TestLine_HeldUpWhileAway(t *testing.T) {
 		time.Sleep(6 * T)
 		if l.Away(T) != nil || len(u.outages()) != 1 {
 			t.Errorf("away: %t; it was away %v", l.Away(T) != nil, u.outages())
+		}
+		l.Leave(&u.User)
+	})
+}
+
+// Pings are not regular. Otherwise they would never meet a server that comes and goes regularly.
+func TestLine_ComesAndGoes(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Line, f *fake) {
+		comes := comesAndGoes(2*T, func(time.Duration) latency { return refused })
+		f.set(comes, comes)
+		u := newUser(l, f, T)
+		u.calls(1, T/10, 2*time.Minute)
+		if n := len(u.outages()); n < 3 {
+			t.Errorf("back %d times in two minutes", n)
 		}
 		l.Leave(&u.User)
 	})
