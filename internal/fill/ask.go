@@ -113,10 +113,14 @@ func (a asking) run() phase {
 		q.query.Take = take
 	}
 	sent := time.Now()
-	if parts := inParts(a.set, questions); len(parts) == 1 {
-		a.getOrLock(questions)
-	} else {
+	var parts [][]*question
+	if len(questions) > 1 {
+		parts = inParts(a.set, questions)
+	}
+	if len(parts) > 1 {
 		questions = a.askTogether(parts)
+	} else {
+		a.getOrLock(questions)
 	}
 	a.wait.Answered(sent)
 	return answered{a, questions}

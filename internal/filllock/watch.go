@@ -49,9 +49,9 @@ func (l *Lock) judgeGetOrLock(q Query, r *Reply) client.Judge {
 		if err != nil && (decides || !client.ScriptsRefused(err)) {
 			return nil, false, err
 		}
-		var write string
-		*r, write = l.judge(record, left, now, q, header != "")
-		r.Known = header != ""
+		reply, write := l.judge(record, left, now, q, header != "")
+		reply.Known = header != ""
+		*r = reply
 		if write == "" {
 			return nil, true, nil
 		}
