@@ -121,6 +121,8 @@ func TestDeleteTag_RebuildInSmallSteps(t *testing.T) {
 			return nil
 		}))
 		redistest.Must(t, c.DeleteTag(ctx, "a"))
+		mu.Lock() // the cache sends commands in the background, too
+		defer mu.Unlock()
 		if len(read) != len(values) || most > 32 {
 			t.Errorf("%d values were read, at most %d at a time, want %d and 32", len(read), most, len(values))
 		}
