@@ -46,7 +46,7 @@ type Trace struct {
 
 	// RedisError is called for each command that failed, but not for the pings of an outage. op is its purpose: get,
 	// lock, store, release, renew, abandon, set, delete, expire, clear, tag, near (for its log), wake, fleet
-	// (for MaxFleetLoads), audit or check; or ping, if BreakerChanged has panicked.
+	// (for MaxFleetLoads), audit, check, or ping (only if BreakerChanged has panicked).
 	RedisError func(ctx context.Context, op string, err error)
 
 	// BadValue is called when the bytes under key are not an entry, or cannot be decoded.
