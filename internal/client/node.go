@@ -184,8 +184,8 @@ func (c *Client) Shared() any { return weak.Make(c.node.server) }
 
 // time asks a node for its time in µs, also without queueing at the gate. 0: it refuses to tell. The script that
 // needs the time reports that. It ends before a caller leaves that waits for it, who then knows that it failed.
-func (c *Client) time(ctx context.Context, n *node, what Command) (int64, error) {
-	what.Within, what.Again, what.Now = c.least(), Always, true
+func (c *Client) time(ctx context.Context, n *node, op, key string) (int64, error) {
+	what := Command{Op: op, Key: key, Within: c.least(), Again: Always, Now: true}
 	return DoWithin(ctx, c, what, func(ctx context.Context) (int64, error) {
 		now, err := n.rdb.Time(ctx).Result()
 		if err != nil && !Unreachable(err) {
@@ -204,8 +204,7 @@ func (c *Client) look(ctx context.Context, n *node, what Command) error {
 	case err != nil:
 		opened = nil
 	}
-	what.Spared = false // others may join, and wait
-	g := n.clock.look(func() (int64, error) { return c.time(Detach(ctx), n, what) })
+	g := n.clock.look(func() (int64, error) { return c.time(Detach(ctx), n, what.Op, what.Key) }) // others may join
 	bounded, cancel := context.WithTimeout(ctx, what.Within)
 	defer cancel()
 	for {

@@ -163,3 +163,19 @@ func TestRun_AsksForTimeFirst(t *testing.T) {
 		}
 	})
 }
+
+// The question for the time is no try of the command: whose caller leaves meanwhile has sent nothing.
+func TestRun_LeavesUnsent(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		ctx, cancel := context.WithTimeout(t.Context(), timeout/4)
+		defer cancel()
+		var sent time.Time
+		s := NewTaking("return 1")
+		r := Run(ctx, w.Client, Command{Op: "op", Key: "k", Within: timeout, Again: Always, Sent: &sent},
+			ScriptCall{s, append(s.Call(0, 1), 0)}, func(cmd *redis.Cmd) (int64, error) { return cmd.Int64() })
+		if !Unsent(r.Err) || r.Lost || !sent.IsZero() {
+			t.Errorf("%v, sent at %v", r, sent)
+		}
+	})
+}
