@@ -111,13 +111,13 @@ func (a answered) enter(on *acquiring, w way, questions []*question) phase {
 // newLoading returns the load of fills that have locks, or of which Redis did not answer.
 func newLoading(a *acquiring, questions []*question) loading {
 	ctx, cancel := context.WithTimeout(a.ctx, a.LoadTimeout)
-	r := &running{Filler: a.Filler, items: make([]*item, len(questions)), context: ctx, cancel: cancel, stop: func() {}}
+	r := &running{Filler: a.Filler, items: make([]*item, len(questions)), load: a.load, context: ctx, cancel: cancel, ended: make(chan struct{})}
 	r.sets.Store(1)
 	all := make([]item, len(questions))
 	for i, q := range questions {
 		o := &all[i]
 		r.items[i] = o
-		o.filling, o.queued, o.unlocked, o.replaces, o.rest = q.filling, a.queued, q.answer.Err, q.answer.Value.Known, value.RefreshRest
+		o.filling, o.of, o.queued, o.unlocked, o.replaces, o.rest = q.filling, r, a.queued, q.answer.Err, q.answer.Value.Known, value.RefreshRest
 		if o.unlocked != nil {
 			o.rest = maxRest
 		}

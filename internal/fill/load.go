@@ -18,18 +18,25 @@ import (
 type running struct {
 	*Filler
 	items    []*item
+	load     *flight.Load // in whose goroutine the Loader runs
+	call     flight.Call
 	context  context.Context // ends at LoadTimeout, or earlier by cancel
 	cancel   func()
-	stop     func()          // ends the renewals of the locks
+	watch    flight.Later    // of the watch
+	ended    chan struct{}   // closed when the sets have ended
 	since    *tags.Sequences // before the load; nil without Options.Tags
 	sets     atomic.Int64    // that have not ended: the set, and those that it has left the keys of other servers to
 	void     atomic.Int64    // items of which no caller may have the value any more
 	returned atomic.Bool     // the set has outcomes
 }
 
+// Load returns the load from whose inside the Loader calls caches.
+func (r *running) Load() *flight.Load { return r.load }
+
 // An item is the load of one key.
 type item struct {
 	*filling
+	of         *running
 	queued     time.Duration // for slots before
 	unlocked   error         // Redis did not answer: the load has no lock, and its value is not stored
 	replaces   bool          // the key held old when this fill took the lock
@@ -46,11 +53,13 @@ type loading struct{ *set }
 // returned at LoadTimeout, in another one.
 func (r *running) claim() bool { return r.returned.CompareAndSwap(false, true) }
 
-// setEnded ends the renewals with the last set. Until then a value is being encoded or stored, which may take longer
-// than LockTTL: other processes would load in the same time, and Redis would refuse the value.
+// setEnded ends the context and the watch with the last set. Until then a value is being encoded or stored, which may
+// take longer than LockTTL: other processes would load in the same time, and Redis would refuse the value.
 func (r *running) setEnded() {
 	if r.sets.Add(-1) == 0 {
-		r.stop()
+		r.watch.Stop()
+		r.cancel()
+		close(r.ended)
 	}
 }
 
@@ -58,12 +67,6 @@ func (r *running) setEnded() {
 // loads are aborted, is abandoned: the set goes on in another one.
 func (l loading) run() phase {
 	l.begin()
-	// Not context.AfterFunc, since the context also ends when the fills are superseded.
-	defer time.AfterFunc(l.LoadTimeout, func() {
-		<-l.call.context.Done() // at its deadline, which is now, and not because loaded cancels it
-		l.abandon(fmt.Errorf("singlefill: the load took longer than LoadTimeout (%v): %w", l.LoadTimeout, context.DeadlineExceeded))
-	}).Stop()
-	defer context.AfterFunc(l.Fills.Aborting(), func() { l.abandon(flight.ErrClosed) })()
 	outcomes := l.callUser()
 	if !l.call.claim() {
 		return nil
@@ -74,6 +77,7 @@ func (l loading) run() phase {
 // abandon goes on in this goroutine, unless the Loader has returned.
 func (l loading) abandon(err error) {
 	if l.call.claim() {
+		l.call.cancel()
 		l.set.run(l.loaded(slices.Repeat([]Outcome{{Err: err, Text: err.Error(), Passing: true}}, len(l.call.items))))
 	}
 }
@@ -88,47 +92,55 @@ func (l loading) failed(o Outcome) {
 
 // begin begins the loads of the keys.
 func (l loading) begin() {
-	r := l.call
-	var locks []*filllock.Lock
+	r, locked := l.call, false
 	for _, o := range r.items {
 		l.Events.LoadBegun(o.Refresh)
-		o.began = l.Fills.BeginLoad(o.Fill, func() {
-			o.superseded.Store(true)
-			if int(r.void.Add(1)) == len(r.items) {
-				r.cancel()
-			}
-		})
-		switch {
-		case o.unlocked == nil:
-			locks = append(locks, o.lock)
+		o.began = l.Fills.BeginLoad(o.Fill, o.void)
+		if o.unlocked == nil {
+			locked = true
 			continue
-		case o.lock.InDoubt:
+		}
+		if o.lock.InDoubt {
 			l.giveUp(o.filling)
 		}
 		l.Events.LoadUnlocked()
 	}
-	if len(locks) == 0 {
-		return
-	}
-	r.stop = r.renew(l.ctx, l.load, locks)
-	if l.Tags != nil {
+	r.watch = l.Fills.Later(min(watchAfter, l.LockTTL/3, l.LoadTimeout), l.watch)
+	if locked && l.Tags != nil {
 		r.since = l.Tags.Sequences(r.context)
 	}
 }
 
-// renewAfter is the age at which locks are first renewed. A quicker load needs no timer for
-// renewals.
-const renewAfter = 10 * time.Millisecond
+// void notes that no caller may have the value any more.
+func (o *item) void() {
+	o.superseded.Store(true)
+	if r := o.of; int(r.void.Add(1)) == len(r.items) {
+		r.cancel()
+	}
+}
 
-// renew renews locks until stop is called, or LoadTimeout is over. A caller that joins brings the next renewal forward,
-// so that a lost lock is noticed soon; of a load that has ended the store tells.
-func (r *running) renew(ctx context.Context, load *flight.Load, locks []*filllock.Lock) (stop func()) {
+// watchAfter is the age at which a load is first watched. A quicker one needs no more than a timer for that.
+const watchAfter = 10 * time.Millisecond
+
+// watch abandons a load at LoadTimeout, or when loads are aborted, and renews its locks. A caller that joins brings the
+// next renewal forward, so that a lost lock is noticed soon; of a load that has ended the store tells.
+func (l loading) watch() {
+	r := l.call
 	deadline, _ := r.context.Deadline()
-	ctx, cancel := context.WithCancel(ctx)
-	later := r.Fills.Later(min(renewAfter, r.LockTTL/3), func() {
-		ctx, cancel := context.WithDeadline(ctx, deadline)
-		defer cancel()
-		filllock.Keep(ctx, locks, load.Woken, func(lost *filllock.Lock) {
+	// Not context.AfterFunc, since the context also ends when the fills are superseded.
+	defer time.AfterFunc(time.Until(deadline), func() {
+		<-r.context.Done() // at its deadline, which is now
+		l.abandon(fmt.Errorf("singlefill: the load took longer than LoadTimeout (%v): %w", l.LoadTimeout, context.DeadlineExceeded))
+	}).Stop()
+	defer context.AfterFunc(l.Fills.Aborting(), func() { l.abandon(flight.ErrClosed) })()
+	var locks []*filllock.Lock
+	for _, o := range r.items {
+		if o.unlocked == nil {
+			locks = append(locks, o.lock)
+		}
+	}
+	if len(locks) > 0 {
+		filllock.Keep(r.context, locks, l.load.Woken, func(lost *filllock.Lock) {
 			if r.returned.Load() {
 				return
 			}
@@ -139,8 +151,8 @@ func (r *running) renew(ctx context.Context, load *flight.Load, locks []*fillloc
 				}
 			}
 		})
-	})
-	return func() { cancel(); later() }
+	}
+	<-r.ended
 }
 
 // callUser calls the Loader, and TTLFunc for each of its values.
@@ -153,10 +165,10 @@ func (l loading) callUser() []Outcome {
 	for i, o := range r.items {
 		keys[i] = o.Key
 	}
-	ctx := l.Events.LoadStart(inside(l.load.Inside(r.context), r), keys[0])
-	call := &flight.Call{Context: ctx, Keys: len(keys), Begun: time.Now()}
+	ctx := l.Events.LoadStart(flight.Inside(r.context, r), keys[0])
+	r.call = flight.Call{Context: ctx, Keys: len(keys), Begun: time.Now()}
 	for _, o := range r.items {
-		o.Call.Store(call)
+		o.Call.Store(&r.call)
 	}
 	result := l.User.Load(ctx, keys, l.from.Loader)
 	outcomes := make([]Outcome, len(keys))
@@ -195,7 +207,6 @@ func (l loading) loaded(outcomes []Outcome) phase {
 			l.times.Note(o.Key, info.Duration)
 		}
 	}
-	l.call.cancel()
 	l.slot.Release()
 	return storing{l.set, l.call.items}
 }
@@ -208,19 +219,9 @@ func LoadContext(f *flight.Fill[Result]) context.Context {
 	return nil
 }
 
-// runningKey is the key under which the context of a Loader has its running load.
-type runningKey struct{}
-
-func inside(ctx context.Context, r *running) context.Context {
-	return context.WithValue(ctx, runningKey{}, r)
-}
-
-// Outside returns the context of a Loader that works for no fill.
-func Outside(ctx context.Context) context.Context { return inside(ctx, new(running)) }
-
 // Previous returns the value that the running load of key replaces, or nil. ctx is the context of the Loader.
 func Previous(ctx context.Context, key string) (any, event.ValueInfo) {
-	if r, _ := ctx.Value(runningKey{}).(*running); r != nil {
+	if r, ok := flight.WorkOf(ctx).(*running); ok {
 		for _, o := range r.items {
 			if o.Key == key {
 				return r.previous(o)

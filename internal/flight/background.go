@@ -1,6 +1,9 @@
 package flight
 
-import "time"
+import (
+	"sync"
+	"time"
+)
 
 // Go runs a function that Drain waits for. After Close it does nothing.
 func (g *Fills[R]) Go(run func()) {
@@ -14,16 +17,23 @@ func (g *Fills[R]) Go(run func()) {
 // Behind runs a function that Drain waits for. Only a fill that has not called over may use it.
 func (g *Fills[R]) Behind(run func()) { g.running.Go(run) }
 
-// Later is Behind after d, unless stop is called first.
-func (g *Fills[R]) Later(d time.Duration, run func()) (stop func()) {
+// A Later is a function that runs in a while, unless Stop is called first.
+type Later struct {
+	timer   *time.Timer // nil: none
+	running *sync.WaitGroup
+}
+
+// Later is Behind after d.
+func (g *Fills[R]) Later(d time.Duration, run func()) Later {
 	g.running.Add(1)
-	timer := time.AfterFunc(d, func() {
+	return Later{time.AfterFunc(d, func() {
 		defer g.running.Done()
 		run()
-	})
-	return func() {
-		if timer.Stop() {
-			g.running.Done()
-		}
+	}), &g.running}
+}
+
+func (l Later) Stop() {
+	if l.timer != nil && l.timer.Stop() {
+		l.running.Done()
 	}
 }

@@ -177,7 +177,9 @@ func (g *Fills[R]) start(outer *Load, of []int, fills []*Fill[R], start func(of 
 		return
 	}
 	l := newLoad(g, outer)
-	l.take(membersOf(fills))
+	for _, f := range fills {
+		l.take(&f.member)
+	}
 	g.running.Add(1)
 	g.Run(l, start(of, fills))
 }
@@ -188,25 +190,19 @@ func (g *Fills[R]) Split(l *Load, fills []*Fill[R]) *Load {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	other := newLoad(g, l.outer)
-	other.take(membersOf(fills))
+	for _, f := range fills {
+		other.take(&f.member)
+	}
 	l.parted()
 	other.nudged = l.nudged
 	other.wake() // l may have been woken for one of these
 	return other
 }
 
-func membersOf[R any](fills []*Fill[R]) []*member {
-	members := make([]*member, len(fills))
-	for i, f := range fills {
-		members[i] = &f.member
-	}
-	return members
-}
-
 // Run runs a load in another goroutine.
 func (g *Fills[R]) Run(l *Load, run func(l *Load)) {
 	go func() {
-		defer l.Begin()() // here, where the stack is short
+		defer l.End(l.Begin()) // here, where the stack is short
 		run(l)
 	}()
 }

@@ -56,30 +56,31 @@ func newLoad(cache any, outer *Load) *Load {
 	return &Load{Woken: make(chan struct{}, 1), cache: cache, outer: outer}
 }
 
-// Begin notes that the calling goroutine runs a Loader. The function that it returns notes the end.
-func (l *Load) Begin() (end func()) {
+// Begin notes that the calling goroutine, which has the number that Begin returns, runs a Loader.
+func (l *Load) Begin() (goroutine uint64) {
 	id := goroutineID()
 	graph.Lock()
 	defer graph.Unlock()
 	l.goroutines = append(l.goroutines, id)
-	return func() {
-		graph.Lock()
-		defer graph.Unlock()
-		l.goroutines = slices.DeleteFunc(l.goroutines, func(other uint64) bool { return other == id })
-	}
+	return id
 }
 
-// take takes fills that begin, or are of another load.
-func (l *Load) take(fills []*member) {
+// End notes that a goroutine does so no more.
+func (l *Load) End(goroutine uint64) {
 	graph.Lock()
 	defer graph.Unlock()
-	for _, f := range fills {
-		if f.load != nil {
-			f.part()
-		}
-		f.load, f.at = l, len(l.fills)
-		l.fills = append(l.fills, f)
+	l.goroutines = slices.DeleteFunc(l.goroutines, func(other uint64) bool { return other == goroutine })
+}
+
+// take takes a fill that begins, or is of another load.
+func (l *Load) take(f *member) {
+	graph.Lock()
+	defer graph.Unlock()
+	if f.load != nil {
+		f.part()
 	}
+	f.load, f.at = l, len(l.fills)
+	l.fills = append(l.fills, f)
 }
 
 // part removes a fill from its load. The caller holds graph.
@@ -104,15 +105,26 @@ func (l *Load) parted() {
 	l.slot.part()
 }
 
-// Inside returns a context that marks calls as made from inside l.
-func (l *Load) Inside(ctx context.Context) context.Context {
-	return context.WithValue(ctx, loadKey{}, l)
+// A Work is done inside a load. A Load is one, of which no more is known.
+type Work interface{ Load() *Load }
+
+func (l *Load) Load() *Load { return l }
+
+// Inside returns a context that marks calls as made by some work.
+func Inside(ctx context.Context, w Work) context.Context { return context.WithValue(ctx, loadKey{}, w) }
+
+// WorkOf returns the work that ctx marks, or nil.
+func WorkOf(ctx context.Context) Work {
+	w, _ := ctx.Value(loadKey{}).(Work)
+	return w
 }
 
 // LoadOf returns the load that ctx marks, or nil.
 func LoadOf(ctx context.Context) *Load {
-	l, _ := ctx.Value(loadKey{}).(*Load)
-	return l
+	if w := WorkOf(ctx); w != nil {
+		return w.Load()
+	}
+	return nil
 }
 
 // finish notes that the fill has ended.

@@ -73,13 +73,13 @@ func TestLoad_Fills(t *testing.T) {
 	of, fills := make(map[*member]*Load), make([]*member, 6)
 	for i := range fills {
 		fills[i] = new(member)
-		loads[0].take(fills[i : i+1])
+		loads[0].take(fills[i])
 		of[fills[i]] = loads[0]
 	}
 	for range 1000 {
 		f, l := fills[rand.IntN(len(fills))], loads[rand.IntN(len(loads))]
 		if rand.IntN(2) == 0 {
-			l.take([]*member{f})
+			l.take(f)
 			of[f] = l
 		} else {
 			f.finish()

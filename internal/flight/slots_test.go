@@ -26,7 +26,7 @@ func queue(s interface{ Queue(granted func()) }) <-chan struct{} {
 // aLoad returns a load of a cache with one fill.
 func aLoad() *Load {
 	l := newLoad(nil, nil)
-	l.take([]*member{new(member)})
+	l.take(new(member))
 	return l
 }
 
@@ -166,13 +166,14 @@ func TestSlots_FillThatMoves(t *testing.T) {
 	outer := holding(t, p)
 	both := newLoad(nil, nil)
 	stays, moves := new(member), new(member)
-	both.take([]*member{stays, moves})
+	both.take(stays)
+	both.take(moves)
 	left := p.NewSlot(both)
 	if !outer.load.waitFor(moves) || !left.Try(false) {
 		t.Fatal("no slot is lent")
 	}
 	own := newLoad(nil, nil)
-	own.take([]*member{moves})
+	own.take(moves)
 	both.parted()
 	borrower := p.NewSlot(own)
 	if !borrower.Try(false) || !left.Held() {

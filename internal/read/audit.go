@@ -114,14 +114,14 @@ func (c *Reader) loadForAudit(ctx context.Context, l *flight.Load, f *flight.Fil
 	if !slot.TryLease(ctx) {
 		return nil, false, nil
 	}
-	ctx, cancel := context.WithCancel(l.Inside(fill.Outside(ctx)))
+	ctx, cancel := context.WithCancel(flight.Inside(ctx, l))
 	defer cancel()
 	c.Fills.BeginLoad(f, cancel)
 	done := make(chan struct{})
 	var now any
 	var failure error
 	go func() {
-		defer l.Begin()()
+		defer l.End(l.Begin())
 		returned := false
 		defer func() {
 			if !returned {
