@@ -24,7 +24,7 @@ type Writer interface {
 	SetNX(key, text string, life time.Duration)
 	SetRange(key string, at int64, part string)
 	PExpire(key string, life time.Duration)
-	Del(keys ...string)
+	Del(key string)
 }
 
 // A Judge reads keys, and decides what to write, nil if nothing, and the command's answer.
@@ -48,9 +48,9 @@ func InOneStep(ctx context.Context, c *Client, keys []string, judge Judge) (done
 func InMemory(memory *local.Store, key string, judge Judge) (done bool, err error) {
 	step := memory.Begin(key)
 	defer step.End()
-	write, done, err := judge(&step)
+	write, done, err := judge(step)
 	if write != nil && err == nil {
-		write(&step)
+		write(step)
 	}
 	return done, err
 }
@@ -87,4 +87,4 @@ func (w writer) Set(key, text string, life time.Duration)   { w.p.Set(w.ctx, key
 func (w writer) SetNX(key, text string, life time.Duration) { w.p.SetNX(w.ctx, key, text, life) }
 func (w writer) SetRange(key string, at int64, part string) { w.p.SetRange(w.ctx, key, at, part) }
 func (w writer) PExpire(key string, life time.Duration)     { w.p.PExpire(w.ctx, key, life) }
-func (w writer) Del(keys ...string)                         { w.p.Del(w.ctx, keys...) }
+func (w writer) Del(key string)                             { w.p.Del(w.ctx, key) }

@@ -27,12 +27,13 @@ func (a asking) getOrLock(questions []*question) {
 		return
 	}
 	n := len(questions)
-	generations, locks, queries := make([]near.Generation, n), make([]*filllock.Lock, n), make([]filllock.Query, n)
+	generations, queries := make([]near.Generation, n), make([]filllock.Query, n)
 	for i, q := range questions {
-		generations[i], locks[i], queries[i] = a.Store.Generation(q.lock.Keys.Value), q.lock, q.query
+		generations[i], queries[i] = a.Store.Generation(q.lock.Keys.Value), q.query
+		queries[i].Lock = q.lock
 	}
 	stamp := a.Fills.Now()
-	answers := filllock.GetOrLock(a.ctx, within, locks, queries)
+	answers := filllock.GetOrLock(a.ctx, within, queries)
 	for i, q := range questions {
 		q.takes(answers[i], stamp)
 	}

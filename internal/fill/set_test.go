@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -97,7 +96,11 @@ func TestSet_KilledHolder(t *testing.T) {
 			pairs = append(pairs, filllock.PairOf(value.Key(ns, key)))
 		}
 		dead := filllock.NewMany(client.New(rdb, time.Second, func(context.Context, string, error) {}, nil, nil), pairs, ttl)
-		for _, a := range filllock.GetOrLock(t.Context(), time.Second, dead, slices.Repeat([]filllock.Query{{Take: true}}, len(keys))) {
+		var queries []filllock.Query
+		for _, l := range dead {
+			queries = append(queries, filllock.Query{Lock: l, Take: true})
+		}
+		for _, a := range filllock.GetOrLock(t.Context(), time.Second, queries) {
 			if a.Err != nil || a.Value.Status != filllock.Locked {
 				t.Fatalf("%+v", a)
 			}

@@ -18,7 +18,8 @@ var deleteIfLua string
 func Delete(memory *local.Store, pairs []Pair) {
 	for _, pair := range pairs {
 		step := memory.Begin(pair.Value)
-		step.Del(pair.Value, pair.Lock)
+		step.Del(pair.Value)
+		step.Del(pair.Lock)
 		step.End()
 	}
 }
@@ -66,6 +67,9 @@ func (pair Pair) judgeDeleteIf(random string) client.Judge {
 		if err != nil || found != random {
 			return nil, false, err
 		}
-		return func(w client.Writer) { w.Del(pair.Value, pair.Lock) }, true, nil
+		return func(w client.Writer) {
+			w.Del(pair.Value)
+			w.Del(pair.Lock)
+		}, true, nil
 	}
 }

@@ -108,6 +108,7 @@ const (
 
 // A Query is a question to GetOrLock.
 type Query struct {
+	Lock    *Lock
 	Known   string // header of the entry that was last seen, or empty
 	Awaited string // token of the holder that an earlier reply named, or empty
 	Take    bool   // take the lock if it is free
@@ -150,40 +151,40 @@ type Reply struct {
 // Each grant has a stamp besides the token. The client may send the locking command twice. If the
 // second copy arrives after a Delete, the same token holds the lock again: a value loaded before
 // the Delete would be stored after it. See TestLock_LateGrant.
-func GetOrLock(ctx context.Context, within time.Duration, locks []*Lock, queries []Query) []Answer {
-	if c, sent := locks[0].client, time.Now(); c.Local != nil {
-		answers := make([]Answer, len(locks))
-		for i, l := range locks {
-			_, answers[i].Err = client.InMemory(c.Local, l.Keys.Value, l.judgeGetOrLock(queries[i], &answers[i].Value))
-			l.answered(within, queries[i], sent, answers[i])
+func GetOrLock(ctx context.Context, within time.Duration, queries []Query) []Answer {
+	c, first, n := queries[0].Lock.client, queries[0].Lock.Keys, len(queries)
+	if sent := time.Now(); c.Local != nil {
+		answers := make([]Answer, n)
+		for i, q := range queries {
+			_, answers[i].Err = client.InMemory(c.Local, q.Lock.Keys.Value, q.judge(&answers[i].Value))
+			q.answered(within, sent, answers[i])
 		}
 		return answers
 	}
-	calls := make([]client.ScriptCall, len(locks))
-	for i, l := range locks {
-		q := queries[i]
+	calls := make([]client.ScriptCall, n)
+	for i, q := range queries {
+		l := q.Lock
 		calls[i] = client.ScriptCall{Script: getOrLockScript, Args: append(getOrLockScript.Call(2, 7), l.args.value, l.args.lock,
 			l.args.token, l.args.ttl, q.Known, q.Awaited, q.Take, q.For, 0)}
 	}
-	c, sent := locks[0].client, make([]time.Time, len(locks))
+	sent := make([]time.Time, n)
 	sent[0] = time.Now()
-	what := client.Command{Op: "lock", Key: locks[0].Keys.Value, Keys: len(locks), Within: within, Again: client.Always,
+	what := client.Command{Op: "lock", Key: first.Value, Keys: n, Within: within, Again: client.Always,
 		Spared: queries[0].Spared, Sent: &sent[0]}
 	answers := client.RunAll(ctx, c, what, calls, parseLockReply)
 	for i := range sent {
 		sent[i] = sent[0]
 	}
-	twins(len(locks), func(i int) bool { return answers[i].Value.Status == unrun }, func(i int) {
-		what := what
-		what.Key, what.Sent = locks[i].Keys.Value, &sent[i]
+	twins(n, func(i int) bool { return answers[i].Value.Status == unrun }, func(i int) {
+		what, keys := what, queries[i].Lock.Keys
+		what.Key, what.Sent = keys.Value, &sent[i]
 		answers[i] = client.DoTries(ctx, c, what, func(ctx context.Context) (r Reply, err error) {
-			keys := locks[i].Keys
-			_, err = client.InOneStep(ctx, c, []string{keys.Value, keys.Lock}, locks[i].judgeGetOrLock(queries[i], &r))
+			_, err = client.InOneStep(ctx, c, []string{keys.Value, keys.Lock}, queries[i].judge(&r))
 			return r, err
 		})
 	})
-	for i, l := range locks {
-		l.answered(within, queries[i], sent[i], answers[i])
+	for i, q := range queries {
+		q.answered(within, sent[i], answers[i])
 	}
 	return answers
 }
@@ -211,12 +212,14 @@ type Answer = client.Reply[Reply]
 
 // GetOrLock asks for one key.
 func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Reply, error) {
-	a := GetOrLock(ctx, within, []*Lock{l}, []Query{q})[0]
+	q.Lock = l
+	a := GetOrLock(ctx, within, []Query{q})[0]
 	return a.Value, a.Err
 }
 
 // answered notes what GetOrLock has brought.
-func (l *Lock) answered(within time.Duration, q Query, sent time.Time, a Answer) {
+func (q Query) answered(within time.Duration, sent time.Time, a Answer) {
+	l := q.Lock
 	if a.Err == nil && a.Value.Status == Locked {
 		l.held, l.stamp = sent, a.Value.Text
 	}
@@ -277,13 +280,13 @@ func (a Act) inMemory() (done bool, err error) {
 	l := a.lock
 	step := l.client.Local.Begin(l.Keys.Lock)
 	defer step.End()
-	write, done, err := a.twin(&step)
+	write, done, err := a.twin(step)
 	if done && write != nil && !step.Tag(l.Keys.Value, a.tagging) {
-		write, _, err = l.judgeRelease(ReleaseNote{})(&step)
+		write, _, err = l.judgeRelease(ReleaseNote{})(step)
 		done = false
 	}
 	if write != nil {
-		write(&step)
+		write(step)
 	}
 	return done, err
 }

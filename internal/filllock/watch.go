@@ -19,8 +19,9 @@ import (
 // Each script exists a second time in Go. Some managed services refuse scripts. GET followed by SET
 // would be no replacement; WATCH is one, if both decide equally. See TestActs_Agree.
 
-// judgeGetOrLock is GetOrLock, whose answer goes into r.
-func (l *Lock) judgeGetOrLock(q Query, r *Reply) client.Judge {
+// judge is GetOrLock, whose answer goes into r.
+func (q Query) judge(r *Reply) client.Judge {
+	l := q.Lock
 	return func(tx client.Tx) (func(client.Writer), bool, error) {
 		header, err := tx.GetRange(l.Keys.Value, 0, entry.HeaderLen-1)
 		if err != nil {

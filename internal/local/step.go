@@ -68,12 +68,10 @@ func (t *Step) PExpire(key string, life time.Duration) {
 	}
 }
 
-// Del removes keys.
-func (t *Step) Del(keys ...string) {
-	for _, key := range keys {
-		if it := t.find(key); it != nil {
-			t.remove(it)
-		}
+// Del removes a key.
+func (t *Step) Del(key string) {
+	if it := t.find(key); it != nil {
+		t.remove(it)
 	}
 }
 

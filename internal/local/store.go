@@ -44,6 +44,7 @@ type stripe struct {
 	items     map[string]*item // nil after close
 	evictable []*item          // which are drawn from
 	most      int              // items since the map was made
+	step      Step             // that has the lock
 	_         [64]byte         // to the next stripe, which other processors lock
 }
 
@@ -89,17 +90,18 @@ type Step struct {
 }
 
 // Begin begins a step, which must End.
-func (s *Store) Begin(key string) Step {
-	t := Step{store: s, stripe: s.stripe(key)}
-	t.stripe.mu.Lock()
-	t.now = time.Now()
-	return t
+func (s *Store) Begin(key string) *Step {
+	of := s.stripe(key)
+	of.mu.Lock()
+	of.step = Step{store: s, stripe: of, now: time.Now()}
+	return &of.step
 }
 
 // End ends a step, and evicts what has no room any more.
 func (t *Step) End() {
+	s := t.store
 	t.stripe.mu.Unlock()
-	for s := t.store; s.full() && s.evict(); {
+	for s.full() && s.evict() {
 	}
 }
 
