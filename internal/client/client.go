@@ -155,19 +155,14 @@ func DoTries[R any](ctx context.Context, c *Client, what Command, cmd func(ctx c
 	}
 }
 
-// send sends commands of one node once, each of which may take something: see [NewTaking]. Several go in one
+// send sends commands of one node once. Several go in one
 // pipeline; a single one may go with the commands of others. It returns what read makes of the replies. Once it has
 // returned, the commands are not sent any more; the error tells whether they were: see [Unsent]. If the time of the
 // server had to be asked for first, what has that much less time.
 func send[R any](ctx context.Context, c *Client, what *Command, cmds []redis.Cmder, read func() (R, error)) (r R, sent time.Time, err error) {
 	caller := new(Caller)
 	var none R
-	for _, cmd := range cmds {
-		if _, takes := cmd.(taking); takes {
-			caller.takes = append(caller.takes, cmd)
-		}
-	}
-	if caller.takes != nil {
+	if what.takes {
 		n := c.nodeOf(what.Key)
 		if begun := time.Now(); !n.clock.known() {
 			if err := c.look(ctx, n, *what); err != nil {
@@ -175,16 +170,16 @@ func send[R any](ctx context.Context, c *Client, what *Command, cmds []redis.Cmd
 			}
 			what.Within -= time.Since(begun)
 		}
-		caller.clock, caller.stays = &n.clock, what.Within-what.Within/16 // see least
+		caller.takes, caller.clock, caller.stays = cmds, &n.clock, what.Within-what.Within/16 // see least
 		caller.leaves, caller.hurries = ctx.Deadline()
 	}
-	timely := make([]redis.Cmder, len(cmds))
-	for i, cmd := range cmds {
-		timely[i] = caller.Only(cmd)
-	}
-	p := parcel{cmd: timely[0]}
-	if len(timely) > 1 {
-		p = parcel{more: timely}
+	var p parcel
+	if len(cmds) == 1 {
+		p.cmd = caller.Only(cmds[0])
+	} else {
+		for _, cmd := range cmds {
+			p.more = append(p.more, caller.Only(cmd))
+		}
 	}
 	r, sent, err = do(ctx, c, what, p, doing[R](func(ctx context.Context, together *group) (R, error) {
 		if end, ok := ctx.Deadline(); ok && together == nil {
@@ -194,7 +189,7 @@ func send[R any](ctx context.Context, c *Client, what *Command, cmds []redis.Cmd
 			return none, err
 		}
 		if caller.left.Load() { // the replies may be replies to PINGs
-			if err := timely[0].Err(); !Unknown(err) {
+			if err := cmds[0].Err(); !Unknown(err) {
 				return none, err
 			}
 			return none, nil // the caller would have sent the text

@@ -20,6 +20,7 @@ type Command struct {
 	Spared bool          // it is not sent while the server is away
 	Cached bool          // the user's client may answer it from memory, which shows nothing of the server
 	Caller *Caller       // of its commands, if one tells whether they were sent
+	takes  bool          // something: see NewTaking
 
 	// Sent, if it is not nil, is set to when the command was about to be sent: after the wait at the gate, and
 	// before the server can have executed it. If it is sent again, that counts.

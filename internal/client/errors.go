@@ -15,8 +15,8 @@ var ErrAway = errors.New("redis does not answer")
 // command is reachable. A redirection counts as unreachable: the client has followed as many as it
 // may, or does not follow it, since a slot is being moved or its master replaced.
 func Unreachable(err error) bool {
-	if _, refused := errors.AsType[redis.Error](err); !refused {
-		return err != nil
+	if _, refused := errors.AsType[redis.Error](err); !refused || err == redis.Nil { // as most misses have it
+		return err != nil && !refused
 	}
 	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err) ||
 		redis.IsTryAgainError(err) || redis.IsMaxClientsError(err) || redis.HasErrorPrefix(err, "BUSY ") || Redirected(err)
@@ -43,7 +43,7 @@ func (e unsent) Unwrap() error { return e.error }
 func Unsent(err error) bool { return errors.As(err, new(unsent)) }
 
 // isLost reports whether a command had no answer, and may have been executed, or may still be.
-func isLost(err error) bool { return MayHaveRun(err) && Unreachable(err) }
+func isLost(err error) bool { return Unreachable(err) && MayHaveRun(err) }
 
 // MayHaveRun reports whether a command that failed may have been executed, or may still be.
 func MayHaveRun(err error) bool {

@@ -17,7 +17,7 @@ import (
 type Caller struct {
 	left, sent atomic.Bool
 
-	takes   []redis.Cmder // its commands that are takings
+	takes   []redis.Cmder // its commands, if they take something: see NewTaking
 	clock   *clock        // of its server
 	stays   time.Duration // at least, and if it has no deadline
 	leaves  time.Time
@@ -66,22 +66,8 @@ func (t timely) Args() []any {
 	return t.Cmder.Args()
 }
 
-// A taking is a command that takes something for its caller, such as a lock. It may be in a socket when
-// its caller leaves. A frozen server executes what is in its sockets when it goes on, connection by
-// connection in any order, after the commands of other connections that undo it; a network may deliver
-// a command later still. No mark of an abandonment lives for long enough. So its last argument is the
-// server's time in µs after which it must take nothing: the time at which the caller leaves, by the
-// clock of that server as last seen (clock.go), one TIME every ten minutes for each server and client.
-// It is never stated too late, unless the clock was set back since. A script that finds itself late
-// answers LATE with the time, and the command is sent again if its caller still waits: after the clock
-// was set forward.
-//
-// Transactions need no such time: an abandonment touches the lock key, and a transaction that has
-// watched the key fails then. See TestLock_ArrivesAfterOthers, TestTaking_Until, TestTaking_ClockJumps,
-// TestWatch_Abandoned.
-type taking struct{ redis.Cmder }
-
-// begin sets the last arguments of takings when their caller begins to wait for the replies, until end.
+// begin sets the last arguments of commands that take something when their caller begins to wait for the replies, until
+// end.
 func (c *Caller) begin(end time.Time) {
 	if c.takes == nil {
 		return

@@ -20,10 +20,12 @@ func Run[R any](ctx context.Context, c *Client, what Command, call ScriptCall, r
 	return RunAll(ctx, c, what, []ScriptCall{call}, read)[0]
 }
 
-// RunAll sends calls of scripts on keys of one node in one pipeline. Each has its own reply. Calls of scripts that the
+// RunAll sends calls of scripts on keys of one node in one pipeline; of scripts that take something only with their
+// like. Each has its own reply. Calls of scripts that the
 // server does not know are sent again, and calls that it has found late, while there is time; and calls without an
 // answer, if what allows that.
 func RunAll[R any](ctx context.Context, c *Client, what Command, calls []ScriptCall, read func(cmd *redis.Cmd) (R, error)) []Reply[R] {
+	what.takes = calls[0].takes
 	r := runner[R]{repeat{Command: what, view: c}, c, calls, read}
 	replies, left := make([]Reply[R], len(calls)), make([]int, len(calls)) // left are those without a reply that counts
 	for i := range left {
@@ -81,12 +83,11 @@ type runner[R any] struct {
 
 // run sends some of the calls. It takes as late what the server has found late before end.
 func (r *runner[R]) run(ctx context.Context, end time.Time, some []int) (tries []try[R], sent time.Time) {
-	cmds, all := make([]*redis.Cmd, len(some)), make([]redis.Cmder, len(some))
+	cmds := make([]redis.Cmder, len(some))
 	for k, i := range some {
 		cmds[k] = Evalsha(ctx, r.calls[i].Args)
-		all[k] = r.calls[i].Of(cmds[k])
 	}
-	tries, sent, err := send(ctx, r.client, &r.Command, all, func() (tries []try[R], err error) {
+	tries, sent, err := send(ctx, r.client, &r.Command, cmds, func() (tries []try[R], err error) {
 		tries = make([]try[R], len(cmds)) // the caller may leave before
 		for k, cmd := range cmds {
 			t := &tries[k]
@@ -96,7 +97,7 @@ func (r *runner[R]) run(ctx context.Context, end time.Time, some []int) (tries [
 			case Late(err) && time.Now().Before(end):
 				t.late = true
 			default:
-				t.Value, t.Err = r.read(cmd)
+				t.Value, t.Err = r.read(cmd.(*redis.Cmd))
 			}
 		}
 		first, err := failureOf(tries)

@@ -17,8 +17,19 @@ type Script struct {
 // NewScript returns the script with this text.
 func NewScript(text string) Script { return Script{text: text, hash: redis.NewScript(text).Hash()} }
 
-// NewTaking returns a script that takes something. The last argument of a call is left to [Send]: the
-// server's time in µs after which the script must take nothing, but answer with LATE and the time.
+// NewTaking returns a script that takes something for its caller, such as a lock. A call may be in a socket when
+// its caller leaves. A frozen server executes what is in its sockets when it goes on, connection by
+// connection in any order, after the commands of other connections that undo it; a network may deliver
+// a command later still. No mark of an abandonment lives for long enough. So its last argument, which the caller of
+// [RunAll] leaves open, is the server's time in µs after which it must take nothing: the time at which the caller
+// leaves, by the clock of that server as last seen (clock.go), one TIME every ten minutes for each server and client.
+// It is never stated too late, unless the clock was set back since. A script that finds itself late
+// answers LATE with the time, and the command is sent again if its caller still waits: after the clock
+// was set forward.
+//
+// Transactions need no such time: an abandonment touches the lock key, and a transaction that has
+// watched the key fails then. See TestLock_ArrivesAfterOthers, TestTaking_Until, TestTaking_ClockJumps,
+// TestWatch_Abandoned.
 func NewTaking(text string) Script {
 	s := NewScript(text)
 	s.takes = true
@@ -36,14 +47,6 @@ func (s Script) Call(keys, args int) []any {
 func Evalsha(ctx context.Context, call []any) *redis.Cmd {
 	cmd := redis.NewCmd(ctx, slices.Clone(call)...)
 	cmd.SetFirstKeyPos(3)
-	return cmd
-}
-
-// Of returns a command of the script as it is to be sent.
-func (s Script) Of(cmd redis.Cmder) redis.Cmder {
-	if s.takes {
-		return taking{cmd}
-	}
 	return cmd
 }
 

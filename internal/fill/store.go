@@ -45,12 +45,15 @@ func (o *outcome) newResult() *Result {
 
 // run is the last turn of a load. Another set stores the keys of another server.
 func (s storing) run() phase {
-	parts := inParts(s.set, s.items)
-	for _, others := range parts[1:] {
-		y := s.split(fillsOf(others))
-		y.goOn(storing{y, others})
+	items := s.items
+	if len(items) > 1 {
+		parts := inParts(s.set, items)
+		for _, others := range parts[1:] {
+			y := s.split(fillsOf(others))
+			y.goOn(storing{y, others})
+		}
+		items = parts[0]
 	}
-	items := parts[0]
 	var locked []*item
 	for _, f := range items {
 		s.prepare(f)

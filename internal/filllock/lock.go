@@ -172,17 +172,22 @@ func GetOrLock(ctx context.Context, within time.Duration, queries []Query) []Ans
 	what := client.Command{Op: "lock", Key: first.Value, Keys: n, Within: within, Again: client.Always,
 		Spared: queries[0].Spared, Sent: &sent[0]}
 	answers := client.RunAll(ctx, c, what, calls, parseLockReply)
+	var left []int
 	for i := range sent {
-		sent[i] = sent[0]
+		if sent[i] = sent[0]; answers[i].Value.Status == unrun {
+			left = append(left, i)
+		}
 	}
-	twins(n, func(i int) bool { return answers[i].Value.Status == unrun }, func(i int) {
-		what, keys := what, queries[i].Lock.Keys
-		what.Key, what.Sent = keys.Value, &sent[i]
-		answers[i] = client.DoTries(ctx, c, what, func(ctx context.Context) (r Reply, err error) {
-			_, err = client.InOneStep(ctx, c, []string{keys.Value, keys.Lock}, queries[i].judge(&r))
-			return r, err
+	if left != nil {
+		twins(left, func(i int) {
+			what, keys := what, queries[i].Lock.Keys
+			what.Key, what.Sent = keys.Value, &sent[i]
+			answers[i] = client.DoTries(ctx, c, what, func(ctx context.Context) (r Reply, err error) {
+				_, err = client.InOneStep(ctx, c, []string{keys.Value, keys.Lock}, queries[i].judge(&r))
+				return r, err
+			})
 		})
-	})
+	}
 	for i, q := range queries {
 		q.answered(within, sent[i], answers[i])
 	}
@@ -191,18 +196,14 @@ func GetOrLock(ctx context.Context, within time.Duration, queries []Query) []Ans
 
 // twins runs the transactions of commands whose scripts the server does not run, at the same time: so none is repeated
 // for another one, and a server that does not answer costs the time of one.
-func twins(n int, unrun func(i int) bool, run func(i int)) {
-	if n == 1 {
-		if unrun(0) {
-			run(0)
-		}
+func twins(of []int, run func(i int)) {
+	if len(of) == 1 {
+		run(of[0])
 		return
 	}
 	var all sync.WaitGroup
-	for i := range n {
-		if unrun(i) {
-			all.Go(func() { run(i) })
-		}
+	for _, i := range of {
+		all.Go(func() { run(i) })
 	}
 	all.Wait()
 }
@@ -329,16 +330,22 @@ func Do(ctx context.Context, within time.Duration, acts ...Act) []Done {
 		}
 		return done, err
 	})
+	var left []int
 	for i, r := range replies {
 		all[i] = Done{Value: r.Value == 1, Err: r.Err, Lost: r.Lost}
+		if r.Value == unrun {
+			left = append(left, i)
+		}
 	}
-	twins(len(acts), func(i int) bool { return replies[i].Value == unrun }, func(i int) {
-		act, what := acts[i], what
-		what.Op, what.Key = act.op, act.keys[0]
-		all[i] = client.DoTries(ctx, c, what, func(ctx context.Context) (bool, error) {
-			return client.InOneStep(ctx, c, slices.DeleteFunc(act.keys[:], func(key string) bool { return key == "" }), act.twin)
+	if left != nil {
+		twins(left, func(i int) {
+			act, what := acts[i], what
+			what.Op, what.Key = act.op, act.keys[0]
+			all[i] = client.DoTries(ctx, c, what, func(ctx context.Context) (bool, error) {
+				return client.InOneStep(ctx, c, slices.DeleteFunc(act.keys[:], func(key string) bool { return key == "" }), act.twin)
+			})
 		})
-	})
+	}
 	return all
 }
 
