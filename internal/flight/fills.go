@@ -3,6 +3,7 @@ package flight
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -202,9 +203,19 @@ func (g *Fills[R]) Split(l *Load, fills []*Fill[R]) *Load {
 // Run runs a load in another goroutine.
 func (g *Fills[R]) Run(l *Load, run func(l *Load)) {
 	go func() {
-		defer l.End(l.Begin()) // here, where the stack is short
+		grow()
+		var trace [40]byte // here, where it is of one function: see goroutineID
+		defer l.End(l.begin(goroutineNumber(trace[:runtime.Stack(trace[:], false)])))
 		run(l)
 	}()
+}
+
+// grow has the stack grow while there is nothing on it to be moved. A fill needs so much, and would move it twice.
+//
+//go:noinline
+func grow() {
+	var room [5 << 10]byte
+	runtime.KeepAlive(&room)
 }
 
 // Over notes that no work of a load is left.

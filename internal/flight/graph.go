@@ -56,13 +56,14 @@ func newLoad(cache any, outer *Load) *Load {
 	return &Load{Woken: make(chan struct{}, 1), cache: cache, outer: outer}
 }
 
-// Begin notes that the calling goroutine, which has the number that Begin returns, runs a Loader.
-func (l *Load) Begin() (goroutine uint64) {
-	id := goroutineID()
+// Begin notes that the calling goroutine, whose number it returns, runs a Loader.
+func (l *Load) Begin() (goroutine uint64) { return l.begin(goroutineID()) }
+
+func (l *Load) begin(goroutine uint64) uint64 {
 	graph.Lock()
 	defer graph.Unlock()
-	l.goroutines = append(l.goroutines, id)
-	return id
+	l.goroutines = append(l.goroutines, goroutine)
+	return goroutine
 }
 
 // End notes that a goroutine does so no more.
