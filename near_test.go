@@ -316,16 +316,22 @@ func TestNear_Fallback(t *testing.T) {
 // A value that was in transit during an invalidation or a Refresh of this process is not kept, whichever
 // command has found or stored it.
 func TestNearRules_InTransit(t *testing.T) {
+	get := func(*testing.T) func([]string) bool { return redistest.Command("get") }
+	script := func(name string) func(t *testing.T) func([]string) bool {
+		return func(t *testing.T) func([]string) bool { return cachetest.Script(t, name) }
+	}
 	for name, test := range map[string]struct {
 		command func(t *testing.T) func(cmd []string) bool
 		found   bool // there is a value; otherwise it is loaded
 		late    bool // it is stored just after the read has missed it
 		refresh bool // not Delete, but Refresh
+		many    bool // it is read beside another key
 	}{
-		"read":      {func(*testing.T) func([]string) bool { return redistest.Command("get") }, true, false, false},
-		"refreshed": {func(*testing.T) func([]string) bool { return redistest.Command("get") }, true, false, true},
-		"locked":    {func(t *testing.T) func([]string) bool { return cachetest.Script(t, "get_or_lock") }, true, true, false},
-		"stored":    {func(t *testing.T) func([]string) bool { return cachetest.Script(t, "store") }, false, false, false},
+		"read":         {command: get, found: true},
+		"read of many": {command: get, found: true, many: true},
+		"refreshed":    {command: get, found: true, refresh: true},
+		"locked":       {command: script("get_or_lock"), found: true, late: true},
+		"stored":       {command: script("store")},
 	} {
 		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 			redistest.Mute(m)
@@ -367,7 +373,12 @@ func TestNearRules_InTransit(t *testing.T) {
 				answered(cmds...)
 				return err
 			}))
-			_, err := here.GetOrLoad(ctx, "k", cachetest.Gives("old"))
+			var err error
+			if test.many {
+				_, err = here.GetMany(ctx, []string{"k", "another"})
+			} else {
+				_, err = here.GetOrLoad(ctx, "k", cachetest.Gives("old"))
+			}
 			redistest.Must(t, err)
 			if !done.Load() {
 				t.Error("nothing was deleted")

@@ -184,11 +184,9 @@ func (s *Store) ForgetAll() {
 	}
 }
 
-// keep keeps what a command has found in memory, for l.kept at most, and serves it for l.served at most, both
-// from when g was taken. So memory has nothing that Redis has ended, whatever the clocks and the windows of
-// the processes are.
-// Keep keeps in memory what a command has found or stored, if Redis keeps it. g is from before the command. Nothing
-// else keeps values in memory.
+// Keep keeps in memory what a command has found or stored, for l.kept at most, and serves it for l.served at most, both
+// from when g was taken, before the command. So memory has nothing that Redis has ended, whatever the clocks and the
+// windows of the processes are. Nothing else keeps values in memory.
 func (s *Store) Keep(l *Lookup, g near.Generation) {
 	if s.memory == nil || l.kept <= 0 || l.Freshness <= Expired {
 		return
