@@ -65,20 +65,18 @@ type result [2]report
 const workerEnv = "STAMPEDE_WORKER"
 
 func main() {
+	var err error
 	if described := os.Getenv(workerEnv); described != "" {
 		var t task
-		err := json.Unmarshal([]byte(described), &t)
-		if err == nil {
+		if err = json.Unmarshal([]byte(described), &t); err == nil {
 			err = json.NewEncoder(os.Stdout).Encode(work(t))
 		}
-		if err != nil {
-			log.Fatal(err)
-		}
-		return
+	} else {
+		svg := flag.String("svg", "stampede.svg", "`file` to write the picture to")
+		flag.Parse()
+		err = run(plan{8, 50, 100 * time.Millisecond}, *svg, os.Stdout)
 	}
-	svg := flag.String("svg", "stampede.svg", "`file` to write the picture to")
-	flag.Parse()
-	if err := run(plan{8, 50, 100 * time.Millisecond}, *svg, os.Stdout); err != nil {
+	if err != nil {
 		log.Fatal(err)
 	}
 }
