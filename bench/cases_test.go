@@ -203,7 +203,7 @@ func init() {
 	})
 }
 
-// README and docs/migrate say what the libraries do, as here.
+// README says what the libraries do, as here.
 func TestCases(t *testing.T) {
 	redistest.Shared(t) // or skip
 	readme, err := os.ReadFile("../README.md")

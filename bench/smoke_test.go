@@ -26,7 +26,7 @@ func TestBenchmarks(t *testing.T) {
 		"near structs":      func(b *testing.B) { nearStructs(b, 64) },
 		"in memory":         BenchmarkLocal,
 		"misses":            func(b *testing.B) { misses(b, 64, 100) },
-		"queued calls":      func(b *testing.B) { queued(b, 100) },
+		"memory":            func(b *testing.B) { memory(b, 100) },
 		"stampedes":         func(b *testing.B) { stampedes(b, 2, 1, 1, 5*time.Millisecond) },
 		"polling stampedes": func(b *testing.B) { stampedes(b, 2, 1, 1, 101*time.Millisecond) },
 		"many hits":         func(b *testing.B) { manyHits(b, 100) },
