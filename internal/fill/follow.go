@@ -111,7 +111,7 @@ func (a answered) enter(on *acquiring, w way, questions []*question) phase {
 // newLoading returns the load of fills that have locks, or of which Redis did not answer.
 func newLoading(a *acquiring, questions []*question) loading {
 	ctx, cancel := context.WithTimeout(a.ctx, a.LoadTimeout)
-	r := &running{Filler: a.Filler, items: make([]*item, len(questions)), load: a.load, context: ctx, cancel: cancel, ended: make(chan struct{})}
+	r := &running{Filler: a.Filler, items: make([]*item, len(questions)), load: a.load, context: ctx, cancel: cancel}
 	r.sets.Store(1)
 	all := make([]item, len(questions))
 	for i, q := range questions {

@@ -22,12 +22,12 @@ type running struct {
 	call     flight.Call
 	context  context.Context // ends at LoadTimeout, or earlier by cancel
 	cancel   func()
-	watch    flight.Later    // of the watch
-	ended    chan struct{}   // closed when the sets have ended
-	since    *tags.Sequences // before the load; nil without Options.Tags
-	sets     atomic.Int64    // that have not ended: the set, and those that it has left the keys of other servers to
-	void     atomic.Int64    // items of which no caller may have the value any more
-	returned atomic.Bool     // the set has outcomes
+	watch    flight.Later
+	unwatch  atomic.Pointer[context.CancelFunc] // ends the watch, once that has begun
+	since    *tags.Sequences                    // before the load; nil without Options.Tags
+	sets     atomic.Int64                       // that have not ended: see set.split
+	void     atomic.Int64                       // items of which no caller may have the value any more
+	returned atomic.Bool                        // the set has outcomes
 }
 
 // Load returns the load from whose inside the Loader calls caches.
@@ -53,13 +53,15 @@ type loading struct{ *set }
 // returned at LoadTimeout, in another one.
 func (r *running) claim() bool { return r.returned.CompareAndSwap(false, true) }
 
-// setEnded ends the context and the watch with the last set. Until then a value is being encoded or stored, which may
-// take longer than LockTTL: other processes would load in the same time, and Redis would refuse the value.
+// setEnded ends the watch with the last set. Until then a value is being encoded or stored, which may take longer than
+// LockTTL: other processes would load in the same time, and Redis would refuse the value.
 func (r *running) setEnded() {
-	if r.sets.Add(-1) == 0 {
-		r.watch.Stop()
-		r.cancel()
-		close(r.ended)
+	if r.sets.Add(-1) > 0 {
+		return
+	}
+	r.watch.Stop()
+	if unwatch := r.unwatch.Load(); unwatch != nil {
+		(*unwatch)()
 	}
 }
 
@@ -77,9 +79,17 @@ func (l loading) run() phase {
 // abandon goes on in this goroutine, unless the Loader has returned.
 func (l loading) abandon(err error) {
 	if l.call.claim() {
-		l.call.cancel()
-		l.set.run(l.loaded(slices.Repeat([]Outcome{{Err: err, Text: err.Error(), Passing: true}}, len(l.call.items))))
+		l.set.run(l.loaded(l.without(err)))
 	}
+}
+
+func (l loading) tookLonger() error {
+	return fmt.Errorf("singlefill: the load took longer than LoadTimeout (%v): %w", l.LoadTimeout, context.DeadlineExceeded)
+}
+
+// without returns the outcomes of a load of which the Loader has brought none.
+func (l loading) without(err error) []Outcome {
+	return slices.Repeat([]Outcome{{Err: err, Text: err.Error(), Passing: true}}, len(l.call.items))
 }
 
 // failed goes on in another goroutine, unless the load was abandoned: the Loader has not returned.
@@ -105,7 +115,7 @@ func (l loading) begin() {
 		}
 		l.Events.LoadUnlocked()
 	}
-	r.watch = l.Fills.Later(min(watchAfter, l.LockTTL/3, l.LoadTimeout), l.watch)
+	l.Fills.Later(&r.watch, min(watchAfter, l.LockTTL/3, l.LoadTimeout), l.watch)
 	if locked && l.Tags != nil {
 		r.since = l.Tags.Sequences(r.context)
 	}
@@ -122,15 +132,21 @@ func (o *item) void() {
 // watchAfter is the age at which a load is first watched. A quicker one needs no more than a timer for that.
 const watchAfter = 10 * time.Millisecond
 
-// watch abandons a load at LoadTimeout, or when loads are aborted, and renews its locks. A caller that joins brings the
-// next renewal forward, so that a lost lock is noticed soon; of a load that has ended the store tells.
+// watch abandons a load at LoadTimeout, or when loads are aborted. Until LoadTimeout it renews the locks: a release
+// that is lost again and again keeps other processes waiting no longer. A caller that joins brings the next renewal
+// forward, so that a lost lock is noticed soon; of a load that has ended the store tells.
 func (l loading) watch() {
 	r := l.call
+	ctx, cancel := context.WithCancel(l.ctx)
+	defer cancel()
+	if r.unwatch.Store(&cancel); r.sets.Load() == 0 { // setEnded may not have seen it
+		return
+	}
 	deadline, _ := r.context.Deadline()
 	// Not context.AfterFunc, since the context also ends when the fills are superseded.
 	defer time.AfterFunc(time.Until(deadline), func() {
 		<-r.context.Done() // at its deadline, which is now
-		l.abandon(fmt.Errorf("singlefill: the load took longer than LoadTimeout (%v): %w", l.LoadTimeout, context.DeadlineExceeded))
+		l.abandon(l.tookLonger())
 	}).Stop()
 	defer context.AfterFunc(l.Fills.Aborting(), func() { l.abandon(flight.ErrClosed) })()
 	var locks []*filllock.Lock
@@ -140,7 +156,9 @@ func (l loading) watch() {
 		}
 	}
 	if len(locks) > 0 {
-		filllock.Keep(r.context, locks, l.load.Woken, func(lost *filllock.Lock) {
+		keeping, stop := context.WithDeadline(ctx, deadline)
+		defer stop()
+		filllock.Keep(keeping, locks, l.load.Woken, func(lost *filllock.Lock) {
 			if r.returned.Load() {
 				return
 			}
@@ -152,14 +170,17 @@ func (l loading) watch() {
 			}
 		})
 	}
-	<-r.ended
+	<-ctx.Done()
 }
 
 // callUser calls the Loader, and TTLFunc for each of its values.
 func (l loading) callUser() []Outcome {
 	r := l.call
-	if l.Fills.Aborting().Err() != nil {
-		return slices.Repeat([]Outcome{{Err: flight.ErrClosed, Passing: true}}, len(r.items))
+	switch {
+	case l.Fills.Aborting().Err() != nil:
+		return l.without(flight.ErrClosed)
+	case r.context.Err() == context.DeadlineExceeded: // the sequences have come too late: watch abandons the load now
+		return l.without(l.tookLonger())
 	}
 	keys := make([]string, len(r.items))
 	for i, o := range r.items {
@@ -207,6 +228,7 @@ func (l loading) loaded(outcomes []Outcome) phase {
 			l.times.Note(o.Key, info.Duration)
 		}
 	}
+	l.call.cancel()
 	l.slot.Release()
 	return storing{l.set, l.call.items}
 }

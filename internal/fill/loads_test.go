@@ -342,3 +342,49 @@ func TestClose_QueueOfALoad(t *testing.T) {
 	get.Want(t, "v")
 	<-closed
 }
+
+// The locks of a load are renewed until it has ended, also if a Delete of its key has failed and no caller waits for
+// its value: no other process loads beside it.
+//
+//fault:failed-delete
+func TestLoad_RenewedAfterFailedDelete(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		redistest.Mute(m)
+		ns := redistest.Namespace(t)
+		opts := &singlefill.Options[string]{Codec: singlefill.Raw, RedisTimeout: 500 * time.Millisecond, LockTTL: 3 * time.Second}
+		here, there := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, redistest.NewMiniClient(t, m), ns, opts)
+		var fails atomic.Bool
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if fails.Load() && (cmd.Name() == "del" || cmd.Name() == "unlink") {
+				return errors.New("cut")
+			}
+			return nil
+		}))
+		rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
+			if fails.Load() {
+				return errors.New("cut")
+			}
+			return next(ctx, cmds)
+		}))
+		var running atomic.Int64
+		load := func(context.Context, string) (string, error) {
+			if running.Add(1) > 1 {
+				t.Error("two loads at a time")
+			}
+			defer running.Add(-1)
+			time.Sleep(12 * time.Second) // it ignores its context
+			return "v", nil
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		cachetest.GoGet(ctx, here, "k", load)
+		time.Sleep(time.Second)
+		leave()
+		time.Sleep(time.Second)
+		fails.Store(true)
+		if err := here.Delete(t.Context(), "k"); err == nil {
+			t.Fatal("the Delete has not failed")
+		}
+		fails.Store(false)
+		cachetest.GoGet(t.Context(), there, "k", load).Want(t, "v")
+	})
+}

@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"math"
 	"sync"
 	"time"
 )
@@ -23,13 +24,14 @@ type Later struct {
 	running *sync.WaitGroup
 }
 
-// Later is Behind after d.
-func (g *Fills[R]) Later(d time.Duration, run func()) Later {
+// Later makes l run a function as Behind does, after d.
+func (g *Fills[R]) Later(l *Later, d time.Duration, run func()) {
 	g.running.Add(1)
-	return Later{time.AfterFunc(d, func() {
+	*l = Later{time.AfterFunc(math.MaxInt64, func() { // not before l is set
 		defer g.running.Done()
 		run()
 	}), &g.running}
+	l.timer.Reset(d)
 }
 
 func (l Later) Stop() {
