@@ -202,11 +202,14 @@ func (s *Store) evict() bool {
 	for n, first, i := 0, rand.IntN(len(s.stripes)), 0; i < len(s.stripes) && n < few; i++ {
 		st := &s.stripes[(first+i)%len(s.stripes)]
 		st.mu.Lock()
-		for range min(few-n, len(st.evictable)) {
-			if it := st.evictable[rand.IntN(len(st.evictable))]; oldest == nil || it.used < used {
-				oldest, of, used = it, st, it.used
+		if all := st.evictable; len(all) > 0 {
+			at, step := rand.IntN(len(all)), max(1, len(all)/few) // none is drawn twice
+			for k := range min(few-n, len(all)) {
+				if it := all[(at+k*step)%len(all)]; oldest == nil || it.used < used {
+					oldest, of, used = it, st, it.used
+				}
+				n++
 			}
-			n++
 		}
 		st.mu.Unlock()
 	}

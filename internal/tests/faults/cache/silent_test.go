@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -106,7 +107,13 @@ func TestBreaker_FirstRequests(t *testing.T) {
 					opt.ContextTimeoutEnabled, opt.PoolSize = bounded, pool
 					rdb = redis.NewClient(&opt)
 					defer rdb.Close()
-					rdb.AddHook(redistest.Trips(func([]redis.Cmder) error { time.Sleep(rand.N(latency)); return nil }))
+					var over atomic.Bool
+					rdb.AddHook(redistest.Trips(func([]redis.Cmder) error {
+						if !over.Load() {
+							time.Sleep(rand.N(latency))
+						}
+						return nil
+					}))
 					var caches []*cachetest.Cache
 					for i := range 4 {
 						c := cachetest.New(t, rdb, fmt.Sprint("ns", i), cachetest.Impatient)
@@ -148,6 +155,8 @@ func TestBreaker_FirstRequests(t *testing.T) {
 					if !caches[0].Stats().BreakerOpen {
 						t.Error("the breaker is closed")
 					}
+					over.Store(true)
+					time.Sleep(latency) // a ping may be in the hook, and would stay there
 				})
 			})
 		}
