@@ -155,10 +155,9 @@ func DoTries[R any](ctx context.Context, c *Client, what Command, cmd func(ctx c
 	}
 }
 
-// send sends commands of one node once. Several go in one
-// pipeline; a single one may go with the commands of others. It returns what read makes of the replies. Once it has
-// returned, the commands are not sent any more; the error tells whether they were: see [Unsent]. If the time of the
-// server had to be asked for first, what has that much less time.
+// send sends commands of one node once. Several go in one pipeline; a single one may go with the commands of others. It
+// returns what read makes of the replies. Once it has returned, the commands are not sent any more; the error tells
+// whether they were: see [Unsent]. If the time of the server had to be asked for first, what has that much less time.
 func send[R any](ctx context.Context, c *Client, what *Command, cmds []redis.Cmder, read func() (R, error)) (r R, sent time.Time, err error) {
 	caller := new(Caller)
 	var none R

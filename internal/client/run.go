@@ -20,10 +20,9 @@ func Run[R any](ctx context.Context, c *Client, what Command, call ScriptCall, r
 	return RunAll(ctx, c, what, []ScriptCall{call}, read)[0]
 }
 
-// RunAll sends calls of scripts on keys of one node in one pipeline; of scripts that take something only with their
-// like. Each has its own reply. Calls of scripts that the
-// server does not know are sent again, and calls that it has found late, while there is time; and calls without an
-// answer, if what allows that.
+// RunAll sends calls of scripts on keys of one node in one pipeline: either all take something, or none. Each has its
+// own reply. Calls of scripts that the server does not know are sent again, and calls that it has found late, while
+// there is time; and calls without an answer, if what allows that.
 func RunAll[R any](ctx context.Context, c *Client, what Command, calls []ScriptCall, read func(cmd *redis.Cmd) (R, error)) []Reply[R] {
 	what.takes = calls[0].takes
 	r := runner[R]{repeat{Command: what, view: c}, c, calls, read}

@@ -16,8 +16,9 @@ import (
 
 // Join joins the fills of keys, or starts fills, which load together. found returns what the call has found for
 // waits[i], which is not changed any more; it is called only for a fill that starts. A fill has a detached context, and
-// goes on when all callers have left: impatient callers of a slow source would keep its key cold for ever, and other
-// processes would wait for a load that never succeeds.
+// its load, once begun, goes on when all callers have left: impatient callers of a slow source would keep its key cold
+// for ever, and other processes would wait for a load that never succeeds. Before that, a fill that no caller wants
+// ends: see deserted.
 func (f *Filler) Join(ctx context.Context, call *flight.Caller, waits []*flight.Waiter[Result],
 	found func(i int) *value.Lookup, from Source) {
 	f.Fills.Join(call, waits, func(of []int, fills []*flight.Fill[Result]) (run func(*flight.Load)) {

@@ -66,7 +66,9 @@ type rest struct {
 type phase int
 
 const (
-	acquiring phase = iota // it reads, competes for the lock, or waits for the lock's holder
+	// acquiring: it asks Redis, waits for the lock's holder, or is queued for a slot (load.queued). Only package fill
+	// tells the first two apart.
+	acquiring phase = iota
 	loading
 	done
 )
@@ -76,7 +78,7 @@ type Fill[R any] struct {
 	Key     string
 	Refresh bool // callers have already been answered
 	Begun   time.Time
-	Call    atomic.Pointer[Call] // that brings the value; nil before it begins
+	Call    atomic.Pointer[Call] // of the Loader; nil until that is called, which is later than BeginLoad
 
 	member // of the graph of loads that wait for each other
 
