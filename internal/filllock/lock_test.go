@@ -625,7 +625,7 @@ func TestGetOrLock_StaysInDoubt(t *testing.T) {
 		p := redistest.NewProxy(t, s.Addr)
 		rule := p.On(redistest.Command(strings.Fields(takes)...), redistest.HoldRequest).Times(1)
 		b := backend{p.Client(t, redistest.NoRetry, user), s.Admin()}.fixture(t)
-		if _, err := b.GetOrLock(t.Context(), 200*time.Millisecond, Query{Take: true}); err == nil || !b.InDoubt || rule.Fired() != 1 {
+		if _, err := b.GetOrLock(t.Context(), 2*time.Second, Query{Take: true}); err == nil || !b.InDoubt || rule.Fired() != 1 {
 			t.Fatalf("%s: %v, in doubt %t, the fault has fired %d times", takes, err, b.InDoubt, rule.Fired())
 		}
 		setMemory(t, s.Admin(), "1")
