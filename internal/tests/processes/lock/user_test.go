@@ -76,7 +76,7 @@ func (u *user) obey(verb, tag string, lease *lock.Lease) {
 	switch verb {
 	case "acquire":
 		u.acquire(tag, false)
-	case "reacquire": // retries after ErrAmbiguous: the process was frozen during a command
+	case "reacquire": // retries when Redis seems silent: the process may be frozen before or after it sends a command
 		u.acquire(tag, true)
 	case "release":
 		err := lease.Release(context.Background())
@@ -105,7 +105,7 @@ func (u *user) acquire(tag string, again bool) {
 	ctx, asked := locktest.NotifyAsked()
 	go func() { <-asked; u.Say("%s: asks", tag) }()
 	lease, err := u.Acquire(ctx)
-	for again && errors.Is(err, lock.ErrAmbiguous) {
+	for again && (errors.Is(err, lock.ErrAmbiguous) || errors.Is(err, lock.ErrUnavailable)) {
 		lease, err = u.Acquire(ctx)
 	}
 	must(err)
