@@ -90,9 +90,29 @@ func valueOf[T any](v any) (t T) {
 	return t
 }
 
-// newType returns what knows T.
+// newType returns what knows T. Its functions are compiled for each T, so what they share is in typeOf.
 func newType[T any](namespace string, s settings, opts *Options[T]) (*value.Type, error) {
-	by, typ := s.codec, reflect.TypeFor[T]()
+	v, err := typeOf(namespace, s, reflect.TypeFor[T](), func() any { return new(T) }, func(p any) any { return *p.(*T) })
+	if err != nil {
+		return nil, err
+	}
+	v.Policy.Version = opts.Version
+	v.Boxed = value.Box[T]
+	if life := opts.TTLFunc; life != nil {
+		v.Life = func(key string, v any) time.Duration { return life(key, *v.(*T)) }
+	}
+	if of := opts.Tags; of != nil {
+		v.Tags = func(key string, v any) ([]string, error) {
+			return callTags(key, func() []string { return of(key, valueOf[T](v)) })
+		}
+	}
+	return v, nil
+}
+
+// typeOf returns what is known of a type of values without naming it. zero returns a pointer to a new value, and get
+// the value behind a pointer.
+func typeOf(namespace string, s settings, typ reflect.Type, zero func() any, get func(p any) any) (*value.Type, error) {
+	by := s.codec
 	in, err := inner(by)
 	if err == nil {
 		err = codec.Takes(in, typ)
@@ -109,38 +129,28 @@ func newType[T any](namespace string, s settings, opts *Options[T]) (*value.Type
 	}
 	tries := typ.Kind() == reflect.Interface && codec.Own(in) // Marshal gets what T holds, and does not know T
 	v := &value.Type{Formats: codec.FormatsOf(by), Policy: s.Policy}
-	v.Policy.Version = opts.Version
 	v.Encode = func(key string, v any) (payload []byte, err error) {
 		defer recovered(&err)
-		if payload, err = of(key).Marshal(*v.(*T)); err == nil && payload == nil {
+		if payload, err = of(key).Marshal(get(v)); err == nil && payload == nil {
 			payload = []byte{}
 		}
 		if err == nil && tries {
-			if err = of(key).Unmarshal(payload, new(T)); err != nil {
-				err = fmt.Errorf("singlefill: what %T becomes cannot be read as %v: %w", *v.(*T), typ, err)
+			if err = of(key).Unmarshal(payload, zero()); err != nil {
+				err = fmt.Errorf("singlefill: what %T becomes cannot be read as %v: %w", get(v), typ, err)
 			}
 		}
 		return payload, err
 	}
 	v.Decode = func(key string, payload []byte) (v any, err error) {
 		defer recovered(&err)
-		p := new(T)
+		p := zero()
 		if err = of(key).Unmarshal(payload, p); err == nil {
 			v = p
 		}
 		return v, err
 	}
-	v.Boxed = value.Box[T]
 	if codec.Own(in) {
 		v.Clone = clone.Func(typ)
-	}
-	if life := opts.TTLFunc; life != nil {
-		v.Life = func(key string, v any) time.Duration { return life(key, *v.(*T)) }
-	}
-	if of := opts.Tags; of != nil {
-		v.Tags = func(key string, v any) ([]string, error) {
-			return callTags(key, func() []string { return of(key, valueOf[T](v)) })
-		}
 	}
 	return v, nil
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"slices"
 
 	"github.com/singlefill/singlefill/internal/event"
@@ -74,6 +76,16 @@ type loadMany[T any] func(ctx context.Context, keys []string) (map[string]T, err
 
 func (l loadMany[T]) Load(ctx context.Context, keys []string) (fill.Outcomes, error) {
 	values, err := l(ctx, slices.Clone(keys)) // it may change them
+	return outcomes(keys, err, values == nil, maps.Keys(values), func(key string) any {
+		if v, ok := values[key]; ok {
+			return &v
+		}
+		return nil
+	})
+}
+
+// outcomes returns what a ManyLoader has brought for keys. It has returned err, and a map: nil, or with values.
+func outcomes(keys []string, err error, isNil bool, values iter.Seq[string], valueOf func(key string) any) (fill.Outcomes, error) {
 	left := ErrNotFound
 	if stray, ok := strayKey(values, keys); ok {
 		left = fmt.Errorf("singlefill: the ManyLoader was not asked for the key %.100q that it returned", stray)
@@ -83,7 +95,7 @@ func (l loadMany[T]) Load(ctx context.Context, keys []string) (fill.Outcomes, er
 		if err = nil; some != nil {
 			failed = some.Errs
 		}
-		if _, stray := strayKey(failed, keys); stray || values == nil && len(failed) > 0 {
+		if _, stray := strayKey(maps.Keys(failed), keys); stray || isNil && len(failed) > 0 {
 			left = some // it is about the keys of another cache, or the Loader has not come to its own
 		}
 	}
@@ -91,20 +103,20 @@ func (l loadMany[T]) Load(ctx context.Context, keys []string) (fill.Outcomes, er
 		if err := failed[key]; err != nil {
 			return nil, err
 		}
-		if v, ok := values[key]; ok {
-			return &v, nil
+		if v := valueOf(key); v != nil {
+			return v, nil
 		}
 		return nil, left
 	}, err
 }
 
-// strayKey returns the first key, in alphabetical order, that is in m and not in keys.
-func strayKey[V any](m map[string]V, keys []string) (stray string, ok bool) {
+// strayKey returns the first of all, in alphabetical order, that is not in keys.
+func strayKey(all iter.Seq[string], keys []string) (stray string, ok bool) {
 	asked := make(map[string]bool, len(keys))
 	for _, key := range keys {
 		asked[key] = true
 	}
-	for key := range m {
+	for key := range all {
 		if !asked[key] && (!ok || key < stray) {
 			stray, ok = key, true
 		}
