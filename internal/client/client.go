@@ -111,15 +111,16 @@ func endsWithin(ctx context.Context, d time.Duration) bool {
 	return ok && time.Until(deadline) < d
 }
 
-// A call is a command on its way.
+// A call is a try of a command on its way.
 type call struct {
 	Command
+	parcel
 	client *Client
 	node   *node
 	sent   time.Time
 	gate   *gate              // nil: it passes none
 	group  *group             // with which it is sent, or nil
-	opened <-chan struct{}    // closed when its caller is to leave, perhaps; nil: it stays
+	opened <-chan struct{}    // closed when its caller is to leave, perhaps
 	cancel context.CancelFunc // ends its context before its time
 }
 
@@ -141,17 +142,30 @@ func DoWithin[R any](ctx context.Context, c *Client, what Command, cmd func(ctx 
 }
 
 // DoTries is DoWithin for a caller that has to know what has become of all tries.
-func DoTries[R any](ctx context.Context, c *Client, what Command, cmd func(ctx context.Context) (R, error)) (reply Reply[R]) {
+func DoTries[R any](ctx context.Context, c *Client, what Command, cmd func(ctx context.Context) (R, error)) Reply[R] {
+	reply, _ := tries(ctx, c, what, nothing, func(ctx context.Context, _ parcel) (R, error) { return cmd(ctx) })
+	return reply
+}
+
+func nothing() (p parcel) { return p }
+
+// tries tries a command until it is not to be sent again. Each try has a parcel of its own. If the command fails, asked
+// is how long the server has been asked.
+func tries[R any](ctx context.Context, c *Client, what Command, next func() parcel, read reader[R]) (reply Reply[R], asked time.Duration) {
 	for r := (repeat{Command: what, view: c}); ; {
 		var sent time.Time
-		reply.Value, sent, reply.Err = do(ctx, c, &r.Command, parcel{}, doing[R](func(ctx context.Context, _ *group) (R, error) { return cmd(ctx) }))
+		reply.Value, sent, reply.Err = do(ctx, c, &r.Command, next(), read)
 		if what.Caller != nil {
 			reply.Err = what.Caller.Explain(reply.Err)
 		}
-		if !r.again(ctx, sent, reply.Err) {
-			reply.Lost = r.lost
-			return reply
+		if r.again(ctx, sent, reply.Err) {
+			continue
 		}
+		if reply.Err != nil && !sent.IsZero() {
+			asked = time.Since(r.begun)
+		}
+		reply.Lost = r.lost
+		return reply, asked
 	}
 }
 
@@ -160,19 +174,18 @@ func DoTries[R any](ctx context.Context, c *Client, what Command, cmd func(ctx c
 // whether they were: see [Unsent]. If the time of the server had to be asked for first, what has that much less time.
 func send[R any](ctx context.Context, c *Client, what *Command, cmds []redis.Cmder, read func() (R, error)) (r R, sent time.Time, err error) {
 	caller := new(Caller)
-	var none R
 	if what.takes {
 		n := c.nodeOf(what.Key)
 		if begun := time.Now(); !n.clock.known() {
 			if err := c.look(ctx, n, *what); err != nil {
-				return none, sent, unsent{err}
+				return r, sent, unsent{err}
 			}
 			what.Within -= time.Since(begun)
 		}
 		caller.takes, caller.clock, caller.stays = cmds, &n.clock, what.Within-what.Within/16 // see least
 		caller.leaves, caller.hurries = ctx.Deadline()
 	}
-	var p parcel
+	p := parcel{caller: caller}
 	if len(cmds) == 1 {
 		p.cmd = caller.Only(cmds[0])
 	} else {
@@ -180,13 +193,7 @@ func send[R any](ctx context.Context, c *Client, what *Command, cmds []redis.Cmd
 			p.more = append(p.more, caller.Only(cmd))
 		}
 	}
-	r, sent, err = do(ctx, c, what, p, doing[R](func(ctx context.Context, together *group) (R, error) {
-		if end, ok := ctx.Deadline(); ok && together == nil {
-			caller.begin(end)
-		}
-		if err := c.process(ctx, p, together); err != nil {
-			return none, err
-		}
+	r, sent, err = do(ctx, c, what, p, func(context.Context, parcel) (none R, err error) {
 		if caller.left.Load() { // the replies may be replies to PINGs
 			if err := cmds[0].Err(); !Unknown(err) {
 				return none, err
@@ -199,106 +206,73 @@ func send[R any](ctx context.Context, c *Client, what *Command, cmds []redis.Cmd
 			}
 		}
 		return read()
-	}))
+	})
 	caller.Leave()
 	return r, sent, caller.Explain(err)
 }
 
-// process returns nil when the command has its reply or error.
-func (c *Client) process(ctx context.Context, p parcel, together *group) error {
-	switch {
-	case together != nil:
-		return together.wait(ctx)
-	case p.ahead != nil || p.more != nil:
-		_, _ = Pipelined(ctx, c.Redis, func(pipe redis.Pipeliner) { p.addTo(ctx, pipe) }) // each command has its error
-	default:
-		_ = c.Redis.Process(ctx, p.cmd) // which has the error
-	}
-	return nil
-}
-
-// An act sends a command, unless it has gone together with others, and returns what it makes of the reply. It is an
-// interface, so that a hit allocates no function: see [getting].
-type act[R any] interface {
-	run(ctx context.Context, together *group) (R, error)
-}
-
-type doing[R any] func(ctx context.Context, together *group) (R, error)
-
-func (d doing[R]) run(ctx context.Context, together *group) (R, error) { return d(ctx, together) }
-
 // do tries a command once. It returns when the command was admitted, or zero if the server is away.
-func do[R any, A act[R]](ctx context.Context, c *Client, what *Command, p parcel, a A) (r R, sent time.Time, err error) {
-	var none R
+func do[R any](ctx context.Context, c *Client, what *Command, p parcel, read reader[R]) (r R, sent time.Time, err error) {
 	if err := ctx.Err(); err != nil {
-		return none, sent, err
+		return r, sent, err
 	}
+	p.rdb, p.timeout, p.ctx = c.Redis, c.Timeout, ctx
 	if c.Local != nil { // which has nothing to wait for
 		sent = time.Now()
 		what.admittedAt(sent)
-		r, err = a.run(ctx, nil)
+		r, err = execute(ctx, p, nil, read)
 		return r, sent, err
 	}
 	n := c.nodeOf(what.Key)
 	if what.Spared {
 		if err := c.refusal(n); err != nil {
-			return none, sent, err
+			return r, sent, err
 		}
 	}
-	p.rdb, p.timeout, p.ctx = c.Redis, c.Timeout, ctx
-	call := call{Command: *what, client: c, node: n, sent: time.Now(), gate: n.alone}
+	call := call{Command: *what, parcel: p, client: c, node: n, sent: time.Now(), gate: n.alone}
 	switch {
 	case what.Now:
 		call.gate = nil
 	case what.Keys > fewKeys:
-		call.gate, p.first = &n.many.gate, what.Holds
+		call.gate, call.first = &n.many.gate, what.Holds
 	case p.cmd != nil:
 		call.gate = n.together
 	}
 	what.admittedAt(call.sent)
 	queues := call.gate != nil && !call.gate.tryEnter()
 	if queues {
-		if err := c.wait(&call, p); err != nil {
-			return none, call.sent, err
+		if err := call.wait(); err != nil {
+			return r, call.sent, err
 		}
 		call.Spared = true // the server was there, and may be away any moment if the queue has not moved
 	}
-	group, shared := call.group, n.limit.next(call.sent, c.Timeout)
-	since := call.depart()
-	var bounded context.Context
-	bounded, call.cancel = c.bound(ctx, shared, what.Within)
+	shared := n.limit.next(call.sent, c.Timeout)
+	var since time.Time
+	since, call.opened = n.line.Send(call.Key, call.sent)
+	bounded := call.bound(shared)
+	// If a silence has begun before the limit, others are on their way unanswered: the caller may have to leave.
 	if c.traits.bounded && !queues && !endsWithin(ctx, what.Within) && !since.Before(shared.begun) {
 		answered := false
 		n.using.Add(1)
 		defer func() { n.using.Add(-1); call.leave(answered) }()
-		r, err := a.run(bounded, group)
+		r, err := execute(bounded, call.parcel, call.group, read)
 		err = n.Explain(err, what.Within)
-		answered = c.observe(ctx, call, err)
+		answered = call.observe(err)
 		return r, call.sent, err
 	}
-	r, err = runAsync(ctx, call, bounded, call.leave, func(ctx context.Context) (R, error) { return a.run(ctx, group) })
+	r, err = runAsync(call, bounded, read)
 	return r, call.sent, err
 }
 
-// depart tells the line that the command goes. It returns when the silence began in which it goes: if that was before
-// the limit of the command begins, others are on their way unanswered, and the command may have to be left to itself.
-func (call *call) depart() (since time.Time) {
-	since, call.opened = call.node.line.Send(call.Key, call.sent)
-	if !call.Spared && call.client.away(call.node) != nil { // it is to find out whether the server is back
-		call.opened = nil
-	}
-	return since
-}
-
 // leave leaves the gate, if the command has passed one. Commands that are sent together leave together, by themselves.
-func (call call) leave(answered bool) {
+func (call *call) leave(answered bool) {
 	if call.cancel != nil {
 		call.cancel()
 	}
 	switch many := call.node.many; {
 	case call.group != nil, call.gate == nil:
 	case call.gate == &many.gate:
-		many.leave(answered, time.Since(call.sent), call.client.Timeout)
+		many.leave(answered, time.Since(call.sent), call.timeout)
 	default:
 		call.gate.leave(answered)
 	}
@@ -307,11 +281,11 @@ func (call call) leave(answered bool) {
 // wait queues at the gate of a node until the command is admitted. It returns an error when ctx
 // ends, when the server is away, and when no command was answered for as long as a command may take:
 // then the queue does not move.
-func (c *Client) wait(call *call, p parcel) error {
+func (call *call) wait() error {
+	c, n, ctx := call.client, call.node, call.ctx
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
-	n, ctx := call.node, p.ctx
-	begun, w := call.sent, call.gate.enqueue(p)
+	begun, w := call.sent, call.gate.enqueue(call.parcel)
 	enter := func() {
 		call.sent, call.group = time.Now(), w.group
 		call.admittedAt(w.at) // by now a group may have been sent
@@ -372,16 +346,15 @@ func (c *Client) connections() int {
 	return 1
 }
 
-// runAsync runs a command in its own goroutine, which may outlive this call for as long as the
-// user's client makes it wait. done is called when the command has an outcome: at the latest when
-// bounded ends. The call returns when the server is away.
+// runAsync executes a command in its own goroutine, which may outlive this call for as long as the
+// user's client makes it wait. The command has an outcome at the latest when bounded ends. The call
+// returns when the server is away.
 //
 // A command goes on in another goroutine when its caller has left. go-redis respects a deadline
 // during a read only with ContextTimeoutEnabled. And a command that ended with its caller would
 // show nothing: callers with short deadlines would hide a dead server for ever. See
 // TestBreaker_ImpatientCallers.
-func runAsync[R any](ctx context.Context, call call, bounded context.Context, done func(answered bool),
-	cmd func(ctx context.Context) (R, error)) (R, error) {
+func runAsync[R any](call call, bounded context.Context, read reader[R]) (R, error) {
 	c, n := call.client, call.node
 	var none R
 	type reply struct {
@@ -399,39 +372,35 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 	var finished atomic.Bool
 	finish := func(r R, err error) {
 		if finished.CompareAndSwap(false, true) {
-			err = n.Explain(err, cmp.Or(call.Within, c.Timeout))
+			err = n.Explain(err, call.Within)
 			answered := false
 			defer func() { // also if Trace.RedisError leaves by panic, which is the caller's, or by runtime.Goexit
 				failed := foreign.Recovered(recover())
-				done(answered)
+				call.leave(answered)
 				replies <- reply{r, err, failed}
 			}()
-			answered = c.observe(ctx, call, err)
+			answered = call.observe(err)
 		}
 	}
 	opened := call.opened
-	var left error // why the caller leaves
-	if opened != nil {
-		left = c.refusal(n)
+	left := c.refusal(n)             // why the caller leaves
+	if left != nil && !call.Spared { // the command is to find out whether the server is back
+		opened, left = nil, nil
 	}
 	n.using.Add(1)
 	go func() {
 		defer n.using.Add(-1)
-		finish(cmd(bounded))
+		finish(execute(bounded, call.parcel, call.group, read))
 	}()
-	for {
-		if left != nil {
-			context.AfterFunc(bounded, func() { finish(none, bounded.Err()) })
-			return none, left
-		}
+	for left == nil {
 		select {
 		case r := <-replies:
 			return receive(r)
 		case <-bounded.Done():
 			finish(none, bounded.Err())
 			return receive(<-replies)
-		case <-ctx.Done():
-			left = ctx.Err()
+		case <-call.ctx.Done():
+			left = call.ctx.Err()
 		case <-opened:
 			opened = n.line.Opened()
 			if !finished.Load() { // otherwise it has its own error
@@ -439,6 +408,8 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 			}
 		}
 	}
+	context.AfterFunc(bounded, func() { finish(none, bounded.Err()) })
+	return none, left
 }
 
 // bound returns a context that bounds a command sent now.
@@ -447,11 +418,12 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 // ContextTimeoutEnabled. A client with a credentials provider or a ClusterSlots function does, too.
 // go-redis calls these functions in the goroutine of the caller, and they may ignore their context.
 // See TestBounded_OnConnect.
-func (c *Client) bound(ctx context.Context, shared *sharedLimit, timeout time.Duration) (context.Context, context.CancelFunc) {
-	if timeout == c.Timeout {
-		return commandContext{shared.ctx, ctx}, func() {}
+func (call *call) bound(shared *sharedLimit) (bounded context.Context) {
+	if call.Within == call.timeout {
+		return commandContext{shared.ctx, call.ctx}
 	}
-	return context.WithTimeout(Detach(ctx), timeout)
+	bounded, call.cancel = context.WithTimeout(Detach(call.ctx), call.Within)
+	return bounded
 }
 
 // Detach returns a context with the values of ctx that never ends.
@@ -463,11 +435,11 @@ func Detach(ctx context.Context) context.Context {
 }
 
 // observe reports whether the server has answered.
-func (c *Client) observe(ctx context.Context, call call, err error) (answered bool) {
+func (call *call) observe(err error) (answered bool) {
 	n := call.node
 	failed := err != nil && !errors.Is(err, redis.Nil)
 	if failed {
-		defer c.failed(Detach(ctx), call.Op, err)
+		defer call.client.failed(Detach(call.ctx), call.Op, err)
 	}
 	if errors.Is(err, redis.ErrClosed) {
 		n.wakes.Close()

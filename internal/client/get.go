@@ -16,31 +16,9 @@ func (c *Client) Get(ctx context.Context, ahead redis.Cmder, key string) (data [
 		return c.getFromMaster(ctx, ahead, key)
 	}
 	what := Command{Op: "get", Key: key, Within: c.Timeout, Again: Always, Spared: true, Cached: c.traits.cached}
-	for r := (repeat{Command: what, view: c}); ; {
-		var sent time.Time
-		g := getting{c, redis.NewStringCmd(ctx, "get", key), ahead}
-		if data, sent, err = do(ctx, c, &r.Command, parcel{cmd: g.cmd, ahead: ahead}, g); r.again(ctx, sent, err) {
-			continue
-		}
-		if err != nil && !sent.IsZero() {
-			asked = time.Since(r.begun)
-		}
-		return data, asked, err
-	}
-}
-
-// A getting is the act of a Get, which every hit runs.
-type getting struct {
-	client *Client
-	cmd    *redis.StringCmd
-	ahead  redis.Cmder
-}
-
-func (g getting) run(ctx context.Context, together *group) ([]byte, error) {
-	if err := g.client.process(ctx, parcel{cmd: g.cmd, ahead: g.ahead}, together); err != nil {
-		return nil, err
-	}
-	return g.cmd.Bytes()
+	r, asked := tries(ctx, c, what, func() parcel { return parcel{cmd: redis.NewStringCmd(ctx, "get", key), ahead: ahead} },
+		func(_ context.Context, p parcel) ([]byte, error) { return p.cmd.(*redis.StringCmd).Bytes() })
+	return r.Value, asked, r.Err
 }
 
 // GetMany sends one GET for each of keys, all of one node, in one pipeline. It returns an error if
@@ -48,12 +26,8 @@ func (g getting) run(ctx context.Context, together *group) ([]byte, error) {
 // is away. asked is how long the server has been asked. ahead are commands to be sent just ahead of
 // the GETs, one for each key, or nil.
 func (c *Client) GetMany(ctx context.Context, ahead []redis.Cmder, keys []string) (replies []*redis.StringCmd, asked time.Duration, err error) {
-	if err := c.Refusal(keys[0]); err != nil {
-		return nil, 0, err
-	}
-	begun := time.Now()
 	what := Command{Op: "get", Key: keys[0], Keys: len(keys), Within: c.Timeout, Again: Always, Spared: true, Cached: c.traits.cached}
-	replies, err = DoWithin(ctx, c, what, func(ctx context.Context) ([]*redis.StringCmd, error) {
+	r, asked := tries(ctx, c, what, nothing, func(ctx context.Context, _ parcel) ([]*redis.StringCmd, error) {
 		replies := make([]*redis.StringCmd, len(keys))
 		_, _ = Pipelined(ctx, c.Redis, func(p redis.Pipeliner) { // each reply has its error
 			for i, key := range keys {
@@ -73,12 +47,12 @@ func (c *Client) GetMany(ctx context.Context, ahead []redis.Cmder, keys []string
 		}
 		return replies, nil
 	})
-	for _, reply := range replies {
-		if !Unreachable(reply.Err()) || errors.Is(reply.Err(), redis.Nil) {
-			return replies, 0, nil
+	for _, reply := range r.Value {
+		if !Unreachable(reply.Err()) {
+			return r.Value, 0, nil
 		}
 	}
-	return nil, time.Since(begun), err
+	return nil, asked, r.Err
 }
 
 // ReadFromMasters makes Get and GetMany read what the masters have, unless the type of the user's client

@@ -8,7 +8,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A parcel is a command that may go with others. One without cmd goes alone.
+// A parcel is what a try of a command sends. With a cmd it may go with others; without any commands, its reader sends
+// them.
 type parcel struct {
 	rdb     redis.UniversalClient
 	timeout time.Duration
@@ -16,7 +17,33 @@ type parcel struct {
 	cmd     redis.Cmder
 	ahead   redis.Cmder   // goes just ahead of cmd, or nil
 	more    []redis.Cmder // in place of cmd: a pipeline
+	caller  *Caller       // of the commands, or nil
 	first   bool          // before all others that wait
+}
+
+// A reader returns what it makes of the replies to the commands of a parcel. A hit needs no closure for it: see
+// [Client.Get].
+type reader[R any] func(ctx context.Context, p parcel) (R, error)
+
+// execute sends a parcel, unless it has gone together with others, and reads the replies. If ctx ends before a group
+// has its replies, nothing is read.
+func execute[R any](ctx context.Context, p parcel, together *group, read reader[R]) (none R, err error) {
+	if together != nil {
+		if err := together.wait(ctx); err != nil {
+			return none, err
+		}
+		return read(ctx, p)
+	}
+	if end, ok := ctx.Deadline(); ok && p.caller != nil {
+		p.caller.begin(end)
+	}
+	switch {
+	case p.ahead != nil || p.more != nil:
+		_, _ = Pipelined(ctx, p.rdb, func(pipe redis.Pipeliner) { p.addTo(ctx, pipe) }) // each command has its error
+	case p.cmd != nil:
+		_ = p.rdb.Process(ctx, p.cmd) // which has the error
+	}
+	return read(ctx, p)
 }
 
 func (p parcel) addTo(ctx context.Context, pipe redis.Pipeliner) {
