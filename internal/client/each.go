@@ -11,11 +11,10 @@ func Each[C redis.Cmder](ctx context.Context, c *Client, op string, keys []strin
 	send func(p redis.Pipeliner, key string) C) (cmds []C, err error) {
 	for _, keys := range ByNode(c, keys, func(key string) string { return key }) {
 		some, err := Do(ctx, c, op, keys[0], func(ctx context.Context) (cmds []C, err error) {
-			_, err = c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			_, err = Pipelined(ctx, c.Redis, func(p redis.Pipeliner) {
 				for _, key := range keys {
 					cmds = append(cmds, send(p, key))
 				}
-				return nil
 			})
 			return cmds, err
 		})

@@ -124,14 +124,14 @@ func (g *gate) admit(together bool) {
 		}
 		ready := g.next(most)
 		g.state.Add(1 - uint64(len(ready))*oneWaiting)
+		var s *group
+		if len(ready) > 1 {
+			s = &group{waiters: ready, done: make(chan struct{})}
+			go s.send(g) // which waits for g.mu
+		}
 		now := time.Now()
 		for _, w := range ready {
-			w.at = now
-		}
-		if len(ready) > 1 {
-			go newGroup(ready).send(g)
-		}
-		for _, w := range ready {
+			w.at, w.group = now, s
 			close(w.admitted)
 		}
 	}

@@ -33,12 +33,9 @@ func newThrottle(size int) *throttle {
 
 // leave makes room for the next pipelines. The last one has taken a part of its timeout.
 func (t *throttle) leave(answered bool, took, timeout time.Duration) {
-	if !answered {
-		took = timeout
-	}
 	t.mu.Lock()
 	free := max(0, int(t.size)-int(taken(t.state.Load())))
-	places := min(int(t.size), adapted(t.places, t.places-free, t.places+1, firstPlaces, share(took, timeout)))
+	places := min(int(t.size), adapted(t.places, t.places-free, t.places+1, firstPlaces, share(answered, took, timeout)))
 	t.state.Add(uint64(t.places - places))
 	t.places = places
 	t.mu.Unlock()

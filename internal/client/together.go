@@ -29,10 +29,12 @@ type reader[R any] func(ctx context.Context, p parcel) (R, error)
 // has its replies, nothing is read.
 func execute[R any](ctx context.Context, p parcel, together *group, read reader[R]) (none R, err error) {
 	if together != nil {
-		if err := together.wait(ctx); err != nil {
-			return none, err
+		select {
+		case <-together.done:
+			return read(ctx, p)
+		case <-ctx.Done():
+			return none, ctx.Err() // the commands may still get their replies
 		}
-		return read(ctx, p)
 	}
 	if end, ok := ctx.Deadline(); ok && p.caller != nil {
 		p.caller.begin(end)
@@ -87,16 +89,6 @@ const (
 	mostTogether  = 256 // a server needs a few milliseconds for them
 )
 
-// newGroup returns a group of commands that a gate has admitted to one place. The caller holds the
-// mutex of the gate.
-func newGroup(waiters []*waiter) *group {
-	s := &group{waiters: waiters, done: make(chan struct{})}
-	for _, w := range waiters {
-		w.group = s
-	}
-	return s
-}
-
 // leaveOut removes a command whose caller has left. It returns false if the commands are being sent.
 // The caller holds the mutex of the gate.
 func (s *group) leaveOut(w *waiter) bool {
@@ -130,26 +122,23 @@ func (s *group) send(g *gate) {
 		}
 	})
 	close(s.done)
-	answered := !Unreachable(err)
-	took := time.Since(sent)
-	if !answered {
-		took = timeout
-	}
-	g.adapt(len(s.waiters), took, timeout)
+	answered, n := !Unreachable(err), len(s.waiters)
+	took := share(answered, time.Since(sent), timeout)
+	g.mu.Lock()
+	g.most = min(mostTogether, adapted(g.most, n, 2*g.most, firstTogether, took))
+	g.mu.Unlock()
 	if stop() { // otherwise it has left when its time was over
 		g.leave(answered)
 	}
 }
 
-// adapt adapts the length of the next group to the last one, which took a part of its timeout.
-func (g *gate) adapt(length int, took, timeout time.Duration) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.most = min(mostTogether, adapted(g.most, length, 2*g.most, firstTogether, share(took, timeout)))
+// share returns which part of its timeout a command has taken: all of it if it was not answered.
+func share(answered bool, took, timeout time.Duration) float64 {
+	if !answered {
+		return 1
+	}
+	return float64(took) / float64(timeout)
 }
-
-// share returns which part of its timeout a reply has taken.
-func share(took, timeout time.Duration) float64 { return float64(took) / float64(timeout) }
 
 // adapted returns how much may be sent at a time, in place of most, since what was sent, when it was so much in all,
 // has taken a share of its timeout: more if it was quick, up to first if the server may be far away, less if it was
@@ -165,14 +154,4 @@ func adapted(most, sent, more, first int, share float64) int {
 		return max(most, min(more, first))
 	}
 	return most
-}
-
-// wait returns nil when the command has its reply, and an error when ctx ends before.
-func (s *group) wait(ctx context.Context) error {
-	select {
-	case <-s.done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err() // the command may still get its reply
-	}
 }

@@ -12,11 +12,10 @@ import (
 // scripts no waiter is woken.
 func Wake(ctx context.Context, c *Client, keys []string) {
 	_, _ = Do(ctx, c, "wake", keys[0], func(ctx context.Context) ([]redis.Cmder, error) { // failures are traced
-		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		cmds, err := Pipelined(ctx, c.Redis, func(p redis.Pipeliner) {
 			for _, key := range keys { // EVAL, since a pipeline cannot fall back from EVALSHA
 				p.Eval(ctx, wake.Lua+"wake(KEYS[1], '') return 1", []string{key})
 			}
-			return nil
 		})
 		if ScriptsRefused(err) {
 			err = nil

@@ -101,8 +101,7 @@ func (l *Line) Join(u *User) {
 	l.mu.Lock()
 	l.users = append(l.users, weak.Make(u))
 	o := l.Away(u.Timeout)
-	l.nudge() // the user may have less time than the others
-	l.watch()
+	l.watch() // the user may have less time than the others
 	l.mu.Unlock()
 	if o != nil {
 		u.Away(o)
@@ -114,8 +113,7 @@ func (l *Line) Leave(u *User) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.users = slices.DeleteFunc(l.users, func(p weak.Pointer[User]) bool { return p.Value() == u })
-	l.abandon()
-	l.nudge()
+	l.watch()
 }
 
 // Send notes that a command is sent at a time. It returns when the silence began in which it is sent, and a channel
@@ -126,7 +124,9 @@ func (l *Line) Send(key string, at time.Time) (since time.Time, opened <-chan st
 	if l.flying++; l.silence.since.IsZero() {
 		l.silence.since, l.key = later(at, l.answered), cmp.Or(key, l.key)
 	}
-	l.watch()
+	if l.watcher == nil {
+		l.watch()
+	}
 	return l.silence.since, l.opened
 }
 
@@ -190,24 +190,24 @@ func (l *Line) serves() {
 func (l *Line) end() {
 	if o := l.outage.Swap(nil); o != nil {
 		close(o.Over)
-		l.nudge() // the next silence may have begun
+		l.watch() // the next silence may have begun
 	}
 }
 
-// abandon ends the outage if no user is left, who would notice its end.
-func (l *Line) abandon() {
-	if _, longest := l.timeouts(0); longest == 0 {
-		l.end()
-	}
-}
-
-// watch begins to watch a silence.
+// watch sets the timer to what is due next. If nothing is, it ends the watch, and the outage, whose end no user would
+// notice.
 func (l *Line) watch() {
-	if l.watcher != nil || l.silence.since.IsZero() {
-		return
-	}
-	if at, _ := l.due(); !at.IsZero() {
+	at, _ := l.due()
+	switch w := l.watcher; {
+	case w == nil && !at.IsZero():
 		l.watcher = newWatcher(time.Until(at), l.look)
+	case w != nil && !at.IsZero():
+		w.timer.Reset(time.Until(at))
+	case w != nil:
+		w.timer.Stop()
+		w.end()
+		l.watcher = nil
+		l.end()
 	}
 }
 
@@ -221,23 +221,7 @@ func (l *Line) look() {
 	l.Look()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.nudge()
-}
-
-// nudge sets the timer to what is due next, or ends the watch.
-func (l *Line) nudge() {
-	w := l.watcher
-	if w == nil {
-		return
-	}
-	if at, _ := l.due(); !at.IsZero() {
-		w.timer.Reset(time.Until(at))
-		return
-	}
-	w.timer.Stop()
-	w.end()
-	l.watcher = nil
-	l.abandon()
+	l.watch()
 }
 
 // due returns when to look next, and if the line goes away then, for users with which Timeout. Zero: nothing is owed,
@@ -365,7 +349,7 @@ func (l *Line) pinged(sent time.Time, err error) {
 		l.serves()
 	case errors.Is(err, ErrGone):
 		l.users = nil
-		l.nudge()
+		l.watch()
 	case sent.Before(l.answered), s.pinged.After(sent): // it was sent in another silence, or is not the last one
 	default:
 		if s.err == nil {
@@ -377,7 +361,7 @@ func (l *Line) pinged(sent time.Time, err error) {
 			next, _ := l.timeouts(0)
 			s.again = time.Now().Add(next / 8)
 		}
-		l.nudge()
+		l.watch()
 	}
 }
 
