@@ -19,7 +19,7 @@ import (
 // ContextTimeoutEnabled a command runs in its caller's goroutine, where nothing can interrupt it.
 // So while other commands are on their way and none has been answered, it gets a goroutine, as
 // without the option. A command is not repeated while the server is away, and not sent if its caller asks for
-// that (Spared). See TestBreaker_OpensForThoseThatWait, TestBreaker_OpensBeforeTheCommand,
+// that (Spared). See TestBreaker_OpensForThoseThatWait, TestBreaker_Opens,
 // TestBreaker_FirstRequests, TestServer_SilentForAnyCall.
 //
 // Caches may differ in how long they wait. A cache with a short RedisTimeout does not make a patient cache believe that

@@ -2,8 +2,8 @@ package client
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -109,35 +109,25 @@ func TestBreaker_ClientClosed(t *testing.T) {
 	})
 }
 
-// A caller that has seen the breaker closed does not wait for its command if it has opened since.
-func TestBreaker_OpensBeforeTheCommand(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		w := watch(t, mute(t), timeout)
-		w.openBreaker()
-		begun := time.Now()
-		_, err := DoWithin(t.Context(), w.Client, Command{Op: "get", Key: "k", Within: timeout, Spared: true}, func(ctx context.Context) (string, error) {
-			return w.Redis.Get(ctx, "k").Result()
-		})
-		if took := time.Since(begun); !errors.Is(err, ErrAway) || took != 0 {
-			t.Errorf("%v after %v", err, took)
-		}
-	})
-}
-
 // The breaker of a node of a Cluster stays open until the node answers: also if the Client has forgotten in between
-// what it knew of the node.
+// what it knew of the node. When the Cluster changes, such a node is not forgotten: each new look at it would begin to
+// watch it again.
 func TestCluster_SilentNode(t *testing.T) {
 	t.Parallel()
-	for name, open := range map[string]func(w *watcher){
-		"known": (*watcher).openBreaker,
-		"forgotten": func(w *watcher) {
-			w.openBreaker()
-			w.nodes.of.Clear()
+	for name, meanwhile := range map[string]func(t *testing.T, w *watcher){
+		"known": func(t *testing.T, w *watcher) {
+			n := w.nodeOf("k")
+			time.Sleep(2 * idle)
+			if w.nodes.forgetIdle(); w.nodeOf("k") != n {
+				t.Error("forgotten while its breaker is open")
+			}
 		},
+		"forgotten": func(_ *testing.T, w *watcher) { w.nodes.of.Clear() },
 	} {
 		runInBubble(t, name, func(t *testing.T) {
-			w := watchMuteCluster(t)
-			open(w)
+			w := watchCluster(t, mute(t).Options().Dialer)
+			w.openBreaker()
+			meanwhile(t, w)
 			for range 10 {
 				if !w.Away("k") {
 					t.Fatal("not open")
@@ -159,10 +149,10 @@ func TestCluster_SilentNode(t *testing.T) {
 	}
 }
 
-// watchMuteCluster returns a watcher of a Cluster whose one node is known and never answers.
-func watchMuteCluster(t *testing.T) *watcher {
+// watchCluster returns a watcher of a Cluster whose one node is known.
+func watchCluster(t *testing.T, dial func(context.Context, string, string) (net.Conn, error)) *watcher {
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs: []string{"127.0.0.1:1"}, Dialer: mute(t).Options().Dialer, DisableIdentity: true, PoolSize: 1000,
+		Addrs: []string{"127.0.0.1:1"}, Dialer: dial, DisableIdentity: true, PoolSize: 1000,
 		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
 			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:2"}}}}, nil
 		},

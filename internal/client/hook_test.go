@@ -103,19 +103,3 @@ func TestBreaker_ClientSideCaching(t *testing.T) {
 		wg.Wait()
 	})
 }
-
-// A node with an open breaker is not forgotten when the Cluster changes: each new look at it would begin to watch it
-// again.
-func TestCluster_RemembersDeadNodes(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		w := watchMuteCluster(t)
-		n := w.nodeOf("k")
-		w.openBreaker()
-		time.Sleep(2 * idle)
-		w.nodes.forgetIdle()
-		if w.nodeOf("k") != n {
-			t.Error("forgotten while its breaker is open")
-		}
-		w.close()
-	})
-}

@@ -9,7 +9,7 @@ import (
 // A limit creates contexts that end when a command that is sent now has had its time. A timer for
 // each command would be the most expensive part of a hit. So commands that are sent within a
 // sixteenth of that time share one context, and the last of them gets a sixteenth less time. See
-// TestLimit_Shared and TestLimit_Context.
+// TestLimit.
 type limit struct {
 	latest atomic.Pointer[sharedLimit]
 }

@@ -4,20 +4,20 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
 type valueKey struct{}
 
-// A limit's context ends in time, has the caller's values, and does not end with the caller.
-func TestLimit_Context(t *testing.T) {
-	t.Parallel()
-	const d = 1600 * time.Millisecond
-	synctest.Test(t, func(t *testing.T) {
+// A limit's context ends in time, has the caller's values, and does not end with the caller. Commands sent within a
+// sixteenth of the time share it, if they have as much time.
+func TestLimit(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const d, contexts = 1600 * time.Millisecond, 400
 		var l limit
 		var all []context.Context
-		for i := range 400 {
+		shared := make(map[<-chan struct{}]int)
+		for i := range contexts {
 			caller, leave := context.WithCancelCause(context.WithValue(t.Context(), valueKey{}, i))
 			sent := time.Now()
 			var ctx context.Context = commandContext{l.next(sent, d).ctx, caller}
@@ -30,7 +30,15 @@ func TestLimit_Context(t *testing.T) {
 				t.Fatalf("it ends in %v, want %v and at most a sixteenth less", left, d)
 			}
 			all = append(all, ctx)
-			time.Sleep(d / 50)
+			shared[ctx.Done()]++
+			time.Sleep(d / 64)
+		}
+		if len(shared) != contexts/4 {
+			t.Errorf("%d commands share %d contexts, want four to share one", contexts, len(shared))
+		}
+		l.next(time.Now(), d)
+		if shorter, _ := l.next(time.Now(), d/16).ctx.Deadline(); time.Until(shorter) != d/16 {
+			t.Errorf("a command with less time has %v, want %v", time.Until(shorter), d/16)
 		}
 		for _, ctx := range all {
 			deadline, _ := ctx.Deadline()
@@ -41,33 +49,5 @@ func TestLimit_Context(t *testing.T) {
 				t.Fatalf("ended by %v, because %v", ctx.Err(), cause)
 			}
 		}
-	})
-}
-
-// Commands sent within a sixteenth of the limit share its context.
-func TestLimit_Shared(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		const d = 16 * time.Second
-		var l limit
-		within := func(d time.Duration) <-chan struct{} { return l.next(time.Now(), d).ctx.Done() }
-		done := func() <-chan struct{} { return within(d) }
-		first := done()
-		time.Sleep(time.Second - 1)
-		if done() != first {
-			t.Error("another one within a sixteenth")
-		}
-		time.Sleep(time.Nanosecond)
-		if done() == first {
-			t.Error("the same one after a sixteenth")
-		}
-		shorter := within(time.Second)
-		time.Sleep(time.Second)
-		synctest.Wait()
-		select {
-		case <-shorter:
-		default:
-			t.Error("a command with less time got the limit of another one")
-		}
-		<-done()
 	})
 }

@@ -76,8 +76,7 @@ func (p parcel) addTo(ctx context.Context, pipe redis.Pipeliner) {
 // After a command that was not answered the next one goes alone; otherwise a frozen server would keep
 // 256 callers waiting. Through a Ring, an unknown client, or a Cluster before its nodes are known, each
 // command goes alone: a dead server would hold up commands for others. See
-// TestTogether_OnePipeline, TestTogether_OneServerOnly, TestTogether_CallerLeaves,
-// TestTogether_Length.
+// TestTogether_OnePipeline, TestTogether_OneServerOnly, TestTogether_LeavesAsTheyGo, TestTogether_Length.
 type group struct {
 	waiters []*waiter     // protected by the mutex of the gate until gone is set
 	gone    bool          // the commands are being sent; protected by the mutex of the gate

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -180,27 +179,6 @@ func TestTogether_OneServerOnly(t *testing.T) {
 		}
 		_ = rdb.Close()
 	}
-}
-
-// A caller that leaves while its command waits gets its own error; the others get their replies, and
-// its command is not sent.
-func TestTogether_CallerLeaves(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		r := newRoad(t, 5)
-		r.takes = 100 * time.Millisecond
-		r.node.together.size = 1
-		r.goGet(0)
-		synctest.Wait()
-		left, cancel := context.WithTimeout(t.Context(), r.takes/2)
-		defer cancel()
-		r.goGet(1, 2, 3)
-		if _, err := r.get(left, 4); !errors.Is(err, context.DeadlineExceeded) || left.Err() == nil {
-			t.Errorf("%v, and its context: %v", err, left.Err())
-		}
-		r.all.Wait()
-		r.wantSent(1, 3)
-		r.end()
-	})
 }
 
 // The pipelines grow while the server is quick, a little also while it is far away, and shrink to two commands when it

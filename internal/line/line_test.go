@@ -513,19 +513,6 @@ func TestLine_Unknown(t *testing.T) {
 	})
 }
 
-// A line to a client that was closed is of no use: nothing is sent, and nothing waits for its end.
-func TestLine_Gone(t *testing.T) {
-	inBubble(t, func(t *testing.T, l *Line, f *fake) {
-		u := newUser(l, f, T)
-		u.call()
-		f.set(nil, func(time.Duration) (time.Duration, error) { return 0, ErrGone })
-		time.Sleep(3 * T)
-		if len(u.outages()) != 1 || isWatched(l) {
-			t.Errorf("watched: %t, away %v", isWatched(l), u.outages())
-		}
-	})
-}
-
 // Users, commands and outages may come and go at the same time.
 func TestLine_Crowd(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Line, f *fake) {
