@@ -12,12 +12,14 @@ import (
 // is a command that goes just ahead of the GET in the same pipeline, or nil. Unless Get returns an
 // error, it has its reply.
 func (c *Client) Get(ctx context.Context, ahead redis.Cmder, key string) (data []byte, asked time.Duration, err error) {
-	if c.traits.fromMasters {
-		return c.getFromMaster(ctx, ahead, key)
-	}
 	what := Command{Op: "get", Key: key, Within: c.Timeout, Again: Always, Spared: true, Cached: c.traits.cached}
-	r, asked := tries(ctx, c, what, func() parcel { return parcel{cmd: redis.NewStringCmd(ctx, "get", key), ahead: ahead} },
-		func(_ context.Context, p parcel) ([]byte, error) { return p.cmd.(*redis.StringCmd).Bytes() })
+	r, asked := tries(ctx, c, what, func() parcel {
+		p := parcel{cmd: redis.NewStringCmd(ctx, "get", key), ahead: ahead}
+		if c.traits.fromMasters {
+			p.more = []redis.Cmder{atMaster(ctx, key)}
+		}
+		return p
+	}, func(_ context.Context, p parcel) ([]byte, error) { return p.cmd.(*redis.StringCmd).Bytes() })
 	return r.Value, asked, r.Err
 }
 
@@ -37,7 +39,7 @@ func (c *Client) GetMany(ctx context.Context, ahead []redis.Cmder, keys []string
 				replies[i] = p.Get(ctx, key)
 			}
 			if c.traits.fromMasters {
-				p.Del(ctx, keys[0]+":none") // no key ends like this
+				_ = p.Process(ctx, atMaster(ctx, keys[0]))
 			}
 		})
 		for _, reply := range replies {
@@ -66,15 +68,7 @@ func (c *Client) ReadFromMasters() {
 	}
 }
 
-// getFromMaster is Get.
-func (c *Client) getFromMaster(ctx context.Context, ahead redis.Cmder, key string) (data []byte, asked time.Duration, err error) {
-	var all []redis.Cmder
-	if ahead != nil {
-		all = append(all, ahead)
-	}
-	replies, asked, err := c.GetMany(ctx, all, []string{key})
-	if err == nil {
-		data, err = replies[0].Bytes()
-	}
-	return data, asked, err
+// atMaster returns a command that has a GET of key that goes just ahead of it read at the master.
+func atMaster(ctx context.Context, key string) redis.Cmder {
+	return redis.NewIntCmd(ctx, "del", key+":none") // no key ends like this
 }

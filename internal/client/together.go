@@ -16,7 +16,7 @@ type parcel struct {
 	ctx     context.Context
 	cmd     redis.Cmder
 	ahead   redis.Cmder   // goes just ahead of cmd, or nil
-	more    []redis.Cmder // in place of cmd: a pipeline
+	more    []redis.Cmder // go behind cmd, or in place of one: a pipeline
 	caller  *Caller       // of the commands, or nil
 	first   bool          // before all others that wait
 }
