@@ -631,7 +631,7 @@ func (l lagging) Pipelined(ctx context.Context, queue func(p redis.Pipeliner) er
 	if err := queue(p); err != nil {
 		return nil, err
 	}
-	writes := func(cmd redis.Cmder) bool { return cmd.Name() != "get" }
+	writes := func(cmd redis.Cmder) bool { return cmd.Name() != "get" && cmd.Name() != "pttl" }
 	if slices.ContainsFunc(p.Cmds(), writes) {
 		return p.Exec(ctx)
 	}
