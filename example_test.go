@@ -86,7 +86,7 @@ func Example() {
 	// Output: loads: 1 failures: 0
 }
 
-// A program in which Redis is optional has one path: the cache is the same.
+// A program in which Redis is optional has one path. One line says where the values are.
 func ExampleNewLocal() {
 	type User struct{ Name string }
 	newUsers := func(rdb redis.UniversalClient) (*singlefill.Cache[User], error) {
@@ -96,23 +96,27 @@ func ExampleNewLocal() {
 		}
 		return singlefill.New(rdb, "users", 5*time.Minute, opts)
 	}
-	users, err := newUsers(nil)
-	if err != nil {
-		fmt.Println(err)
-		return
+	run := func(rdb redis.UniversalClient) {
+		users, err := newUsers(rdb)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		defer users.Close()
+		ctx := context.Background()
+		loadUser := func(_ context.Context, id string) (User, error) {
+			fmt.Println("a slow query for", id)
+			return User{Name: "user " + id}, nil
+		}
+		for range 2 {
+			fmt.Println(users.GetOrLoad(ctx, "42", loadUser))
+		}
+		fmt.Println(users.Delete(ctx, "42"))
 	}
-	defer users.Close()
-
-	ctx := context.Background()
-	loadUser := func(_ context.Context, id string) (User, error) {
-		fmt.Println("a slow query for", id)
-		return User{Name: "user " + id}, nil
-	}
-	for range 2 {
-		fmt.Println(users.GetOrLoad(ctx, "42", loadUser))
-	}
-	fmt.Println(users.Delete(ctx, "42"))
-	fmt.Println(users.GetOrLoad(ctx, "42", loadUser))
+	run(nil)
+	rdb, stop := embeddedRedis()
+	defer stop()
+	run(rdb)
 	// Output:
 	// a slow query for 42
 	// {user 42} <nil>
@@ -120,6 +124,8 @@ func ExampleNewLocal() {
 	// <nil>
 	// a slow query for 42
 	// {user 42} <nil>
+	// {user 42} <nil>
+	// <nil>
 }
 
 // A cache is flushed since a page has changed, while the old page is being made. A map and a cache with a loader
