@@ -170,8 +170,10 @@ func randomStep(t testing.TB, r *rand.Rand, jump func(s *side, d time.Duration))
 	}
 }
 
-// agree lets sides carry out the same random acts, from different states of the keys: 500 sequences, so 10,000 with
-// -count=20. jump lets time pass for one side.
+// agree lets sides carry out the same random acts, from different states of the keys, in 500 sequences. jump lets time
+// pass for one side. These are 10,000 sequences:
+//
+//	go test ./internal/filllock -run 'TestActs_Agree$' -count=20
 func agree(t *testing.T, sides []*side, sameClock bool, jump func(s *side, d time.Duration)) {
 	const n = 500
 	seed := rand.Uint64()

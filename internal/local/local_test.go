@@ -235,6 +235,8 @@ func wantTags(t *testing.T, what string, store *local.Store, want map[string]int
 }
 
 // A key leaves its tags with its value, however that ends.
+//
+//fault:near-tags
 func TestStore_Tags(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -189,7 +189,8 @@ func (t *Step) remove(it *item) {
 }
 
 func (s *Store) full() bool {
-	return s.count.Load() > int64(s.most.Keys) || s.most.Bytes > 0 && s.bytes.Load() > s.most.Bytes
+	bytes := s.bytes.Load() + tagOverhead*s.tags.used.Load()
+	return s.count.Load() > int64(s.most.Keys) || s.most.Bytes > 0 && bytes > s.most.Bytes
 }
 
 // evict removes the item that was not used for longest among a few that it draws, as Redis does. It reports whether

@@ -14,8 +14,12 @@ import (
 // each that was loaded before but is stored later.
 type index struct {
 	sequence atomic.Uint64 // of the last mark
+	used     atomic.Int64  // tags that have keys
 	shards   [16]shard
 }
+
+// tagOverhead is about how many bytes a tag takes beside its keys: see Tagging.bytes.
+const tagOverhead = 300
 
 // A shard has some of the tags.
 type shard struct {
@@ -83,14 +87,15 @@ func (t *Step) Tag(key string, of Tagging) bool {
 
 func (x *index) add(of *Tagging) bool {
 	for _, name := range of.Tags {
-		if !x.shard(name).add(tag{of.Space, name}, of.Key, of.Since) {
+		if !x.join(tag{of.Space, name}, of.Key, of.Since) {
 			return false
 		}
 	}
 	return true
 }
 
-func (sh *shard) add(t tag, key string, since uint64) bool {
+func (x *index) join(t tag, key string, since uint64) bool {
+	sh := x.shard(t.name)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if sh.floor > since || sh.marks[t].number > since {
@@ -102,6 +107,7 @@ func (sh *shard) add(t tag, key string, since uint64) bool {
 			sh.keys = make(map[tag]map[string]struct{})
 		}
 		sh.keys[t] = keys
+		x.used.Add(1)
 	}
 	keys[key] = struct{}{}
 	return true
@@ -114,17 +120,19 @@ func (x *index) remove(of, now *Tagging) {
 	}
 	for _, name := range of.Tags {
 		if now == nil || !slices.Contains(now.Tags, name) {
-			x.shard(name).remove(tag{of.Space, name}, of.Key)
+			x.leave(tag{of.Space, name}, of.Key)
 		}
 	}
 }
 
-func (sh *shard) remove(t tag, key string) {
+func (x *index) leave(t tag, key string) {
+	sh := x.shard(t.name)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	keys := sh.keys[t]
-	if delete(keys, key); len(keys) == 0 {
+	if delete(keys, key); keys != nil && len(keys) == 0 {
 		delete(sh.keys, t)
+		x.used.Add(-1)
 	}
 }
 
@@ -189,6 +197,7 @@ func (x *index) clear() {
 	for i := range x.shards {
 		sh := &x.shards[i]
 		sh.mu.Lock()
+		x.used.Add(-int64(len(sh.keys)))
 		sh.keys, sh.marks = nil, nil
 		sh.mu.Unlock()
 	}

@@ -10,9 +10,12 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -44,8 +47,10 @@ func inBubble(t *testing.T, run func(t *testing.T)) {
 	synctest.Test(t, run)
 }
 
-// A hundred callers share one load, with or without options, and then a hit, each with its own value.
+// Thousands of callers share one load, with or without options, and then a hit, each with its own value. Callers that
+// leave take nothing from them, and a load goes on when all its callers have left.
 func TestLocal_Once(t *testing.T) {
+	const callers = 5000
 	for name, opts := range map[string]*singlefill.Options[[]string]{"nil": nil, "tagged": {
 		Tags: func(string, []string) []string { return []string{"t"} },
 	}} {
@@ -53,16 +58,24 @@ func TestLocal_Once(t *testing.T) {
 			t.Parallel()
 			c := newCache(t, opts)
 			src := cachetest.NewSource[[]string](t)
+			brief, leave := context.WithCancel(t.Context())
+			defer leave()
+			first, deserted := src.Begin(brief, t, c, "deserted")
 			for round := range 2 {
 				var calls []*cachetest.Call[[]string]
-				for range 100 {
+				for range callers {
 					calls = append(calls, cachetest.GoGet(t.Context(), c, "{k}", src.Load))
 				}
 				if round == 0 {
 					for _, call := range calls {
 						call.Waits(t)
 					}
+					leaves := cachetest.GoGet(brief, c, "{k}", src.Load).Waits(t)
+					leave()
+					leaves.WantErr(t, context.Canceled)
+					first.WantErr(t, context.Canceled)
 					src.Next(t).Give([]string{"v"})
+					deserted.Give([]string{"v"})
 				}
 				for _, call := range calls {
 					v, err := call.Result(t)
@@ -72,8 +85,9 @@ func TestLocal_Once(t *testing.T) {
 					v[0] = "changed"
 				}
 			}
-			src.Want(t, 1)
-			if s := c.Stats(); s.Hits != 100 || s.NearHits != 100 || s.Loads != 1 || s.Stored != 1 {
+			cachetest.WantGet(t, c, "deserted", []string{"v"}, nil)
+			src.Want(t, 2)
+			if s := c.Stats(); s.Hits < callers || s.NearHits < callers || s.Loads != 2 || s.Stored != 2 {
 				t.Errorf("%+v", s)
 			}
 		})
@@ -291,35 +305,106 @@ func TestLocal_MaxBytes(t *testing.T) { // not parallel, since it measures memor
 	}
 }
 
-// What failed loads leave for FailureTTL, and the keys of tags, take no more room than Size values do, however many
-// there have been.
-func TestLocal_SizeBoundsAll(t *testing.T) { // not parallel, since it measures memory
-	c := newCache(t, &singlefill.Options[string]{
-		FailureTTL: life, Near: &singlefill.Near{Size: 100}, Tags: func(key, _ string) []string { return []string{"all", key} },
-	})
-	boom := errors.New(strings.Repeat("boom", 250))
-	burst := func(n int) {
-		for i := range n {
-			_, err := c.GetOrLoad(t.Context(), fmt.Sprint("failed ", i), cachetest.Fails[string](boom))
-			if err == nil {
-				t.Fatal("a load has not failed")
+// What failed loads leave for FailureTTL, and the keys of tags, take no more room than Size values do, or than
+// MaxBytes, however many there have been.
+//
+//fault:near-tags
+func TestLocal_BoundsAll(t *testing.T) { // not parallel, since it measures memory
+	for name, test := range map[string]struct {
+		near singlefill.Near
+		tags int // of each value, and of no other
+		most int64
+	}{
+		"Size":     {singlefill.Near{Size: 100}, 1, 500 << 10},
+		"MaxBytes": {singlefill.Near{MaxBytes: 16 << 20}, 30, 24 << 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCache(t, &singlefill.Options[string]{
+				FailureTTL: life, Near: &test.near, Tags: func(key, _ string) []string {
+					all := []string{"all"}
+					for i := range test.tags {
+						all = append(all, fmt.Sprint(key, " ", i))
+					}
+					return all
+				},
+			})
+			boom := errors.New(strings.Repeat("boom", 250))
+			burst := func(n int) {
+				for i := range n {
+					_, err := c.GetOrLoad(t.Context(), fmt.Sprint("failed ", i), cachetest.Fails[string](boom))
+					if err == nil {
+						t.Fatal("a load has not failed")
+					}
+					redistest.Must(t, c.Set(t.Context(), fmt.Sprint("set ", i), "v"))
+					_, err = c.GetOrLoad(t.Context(), fmt.Sprint("loaded ", i), cachetest.Gives("v"))
+					redistest.Must(t, err)
+				}
 			}
-			redistest.Must(t, c.Set(t.Context(), fmt.Sprint("set ", i), "v"))
-			_, err = c.GetOrLoad(t.Context(), fmt.Sprint("loaded ", i), cachetest.Gives("v"))
-			redistest.Must(t, err)
+			burst(200)
+			before := heap()
+			burst(5000)
+			if n := heap() - before; n > test.most {
+				t.Errorf("5000 failures and 10000 values have left %d KiB beside those of the first 200", n>>10)
+			}
+			deleted := 0
+			c.AddTrace(&singlefill.Trace{TagDone: func(_ context.Context, info singlefill.TagInfo) { deleted = info.Keys }})
+			redistest.Must(t, c.DeleteTag(t.Context(), "all"))
+			if test.near.Size > 0 && (deleted > 100 || deleted < 30) {
+				t.Errorf("DeleteTag has found %d keys, want about as many as are left", deleted)
+			}
+		})
+	}
+}
+
+// Calls for many keys leave nothing behind that grows with the keys: no map keeps its largest size, neither in a cache
+// that goes on nor in one that is closed, with Redis and without it.
+func TestLocal_ManyKeysOnce(t *testing.T) { // not parallel, since it measures memory
+	const most = 350 << 10 // each of the maps would take twice as much
+	keys := make([]string, 30_000)
+	for i := range keys {
+		keys[i] = fmt.Sprint("key ", i)
+	}
+	load := func(_ context.Context, keys []string) (map[string]int, error) {
+		found := make(map[string]int)
+		for i, key := range keys {
+			found[key] = i
 		}
+		return found, nil
 	}
-	burst(200)
-	before := heap()
-	burst(5000)
-	if n := heap() - before; n > 500<<10 {
-		t.Errorf("5000 failures and 10000 values have left %d KiB beside those of the first 200", n>>10)
-	}
-	deleted := 0
-	c.AddTrace(&singlefill.Trace{TagDone: func(_ context.Context, info singlefill.TagInfo) { deleted = info.Keys }})
-	redistest.Must(t, c.DeleteTag(t.Context(), "all"))
-	if deleted > 100 || deleted < 30 {
-		t.Errorf("DeleteTag has found %d keys, want about as many as are left", deleted)
+	for name, open := range map[string]func(t *testing.T) (*singlefill.Cache[int], error){
+		"memory": func(*testing.T) (*singlefill.Cache[int], error) {
+			return singlefill.NewLocal("many", life, &singlefill.Options[int]{Near: &singlefill.Near{Size: 100}})
+		},
+		"Redis": func(t *testing.T) (*singlefill.Cache[int], error) {
+			rdb := redistest.Shared(t).Client(t, func(o *redis.Options) { o.PoolSize = 2 })
+			return singlefill.New[int](rdb, redistest.Namespace(t), life, nil)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := open(t)
+			redistest.Must(t, err)
+			use := func(n int) int64 {
+				_, err := c.GetOrLoadMany(t.Context(), keys[:n], load)
+				redistest.Must(t, err)
+				var both sync.WaitGroup // a call that reads alone needs no map
+				for _, half := range [][]string{keys[:n/2], keys[n/2 : n]} {
+					both.Go(func() { _, _ = c.GetMany(t.Context(), half) })
+				}
+				both.Wait()
+				redistest.Must(t, c.Clear(t.Context()))
+				return heap()
+			}
+			before := use(3000)
+			if n := use(len(keys)) - before; n > most {
+				t.Errorf("%d KiB are left after the calls", n>>10)
+			}
+			redistest.Must(t, c.Close())
+			if n := heap() - before; n > most {
+				t.Errorf("%d KiB are left after Close", n>>10)
+			}
+			runtime.KeepAlive(c)
+			runtime.KeepAlive(keys)
+		})
 	}
 }
 
@@ -330,7 +415,44 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
+// SetMany of many values with one tag, and DeleteTag: nothing is left of the values, nor of the tag.
+//
+//fault:near-tags
+func TestLocal_DeleteTagOfMany(t *testing.T) { // not parallel, since it measures memory
+	const n = 20_000
+	keys, values := make([]string, n), make(map[string]string)
+	for i := range keys {
+		keys[i] = fmt.Sprint("key ", i)
+		values[keys[i]] = "v"
+	}
+	tag, deleted := "", 0
+	c := newCache(t, &singlefill.Options[string]{
+		Near: &singlefill.Near{Size: 2 * n}, Tags: func(string, string) []string { return []string{tag} },
+	})
+	c.AddTrace(&singlefill.Trace{TagDone: func(_ context.Context, info singlefill.TagInfo) { deleted = info.Keys }})
+	var before int64
+	for round := range 3 {
+		tag = fmt.Sprint("tag ", round)
+		redistest.Must(t, c.SetMany(t.Context(), values))
+		redistest.Must(t, c.DeleteTag(t.Context(), tag))
+		found, err := c.GetMany(t.Context(), keys)
+		if len(found) > 0 || err != nil || deleted != n {
+			t.Errorf("%d values are found, %v; DeleteTag has found %d keys, want %d", len(found), err, deleted, n)
+		}
+		if round == 0 {
+			before = heap()
+		}
+	}
+	if left := heap() - before; left > 200<<10 {
+		t.Errorf("two tags have left %d KiB", left>>10)
+	}
+	runtime.KeepAlive(keys)
+	runtime.KeepAlive(values)
+}
+
 // DeleteTag also ends values of which only the decoded copy is left: the other one had no room.
+//
+//fault:near-tags
 func TestLocal_DeleteTagOfEvicted(t *testing.T) {
 	t.Parallel()
 	c := newCache(t, &singlefill.Options[string]{
