@@ -250,8 +250,13 @@ func do[R any](ctx context.Context, c *Client, what *Command, p parcel, read rea
 	var since time.Time
 	since, call.opened = n.line.Send(call.Key, call.sent)
 	bounded := call.bound(shared)
+	var left error // why the caller leaves
+	if call.group != nil {
+		left = call.together(bounded)
+	}
 	// If a silence has begun before the limit, others are on their way unanswered: the caller may have to leave.
-	if c.traits.bounded && !queues && !endsWithin(ctx, what.Within) && !since.Before(shared.begun) {
+	stays := c.traits.bounded && !queues && !endsWithin(ctx, what.Within) && !since.Before(shared.begun)
+	if left == nil && (call.group != nil || stays) {
 		answered := false
 		n.using.Add(1)
 		defer func() { n.using.Add(-1); call.leave(answered) }()
@@ -260,7 +265,7 @@ func do[R any](ctx context.Context, c *Client, what *Command, p parcel, read rea
 		answered = call.observe(err)
 		return r, call.sent, err
 	}
-	r, err = runAsync(call, bounded, read)
+	r, err = runAsync(call, bounded, left, read)
 	return r, call.sent, err
 }
 
@@ -346,15 +351,37 @@ func (c *Client) connections() int {
 	return 1
 }
 
+// together waits until the commands with which this one is sent have their replies, or its time is over. It needs no
+// goroutine, since the group has one. It returns why the caller leaves before.
+func (call *call) together(bounded context.Context) (left error) {
+	c, n := call.client, call.node
+	n.using.Add(1)
+	defer n.using.Add(-1)
+	for opened := call.opened; ; opened = n.line.Opened() {
+		if left = c.refusal(n); left != nil && !over(call.group.done) {
+			return left
+		}
+		select {
+		case <-call.group.done:
+			return nil
+		case <-bounded.Done():
+			return nil
+		case <-call.ctx.Done():
+			return call.ctx.Err()
+		case <-opened:
+		}
+	}
+}
+
 // runAsync executes a command in its own goroutine, which may outlive this call for as long as the
 // user's client makes it wait. The command has an outcome at the latest when bounded ends. The call
-// returns when the server is away.
+// returns when the server is away, or at once if its caller has left.
 //
 // A command goes on in another goroutine when its caller has left. go-redis respects a deadline
 // during a read only with ContextTimeoutEnabled. And a command that ended with its caller would
 // show nothing: callers with short deadlines would hide a dead server for ever. See
 // TestBreaker_ImpatientCallers.
-func runAsync[R any](call call, bounded context.Context, read reader[R]) (R, error) {
+func runAsync[R any](call call, bounded context.Context, left error, read reader[R]) (R, error) {
 	c, n := call.client, call.node
 	var none R
 	type reply struct {
@@ -383,9 +410,11 @@ func runAsync[R any](call call, bounded context.Context, read reader[R]) (R, err
 		}
 	}
 	opened := call.opened
-	left := c.refusal(n)             // why the caller leaves
-	if left != nil && !call.Spared { // the command is to find out whether the server is back
-		opened, left = nil, nil
+	if left == nil {
+		left = c.refusal(n)
+		if left != nil && !call.Spared { // the command is to find out whether the server is back
+			opened, left = nil, nil
+		}
 	}
 	n.using.Add(1)
 	go func() {
