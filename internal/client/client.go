@@ -317,6 +317,7 @@ func (call *call) wait() error {
 				enter()
 				return nil
 			}
+			call.sent = begun // also if it was admitted as its time ended: it is not to be tried for as long again
 			if fails {
 				c.failed(Detach(ctx), call.Op, err)
 			}
