@@ -31,10 +31,12 @@ func execute[R any](ctx context.Context, p parcel, together *group, read reader[
 	if together != nil {
 		select {
 		case <-together.done:
-			return read(ctx, p)
 		case <-ctx.Done():
-			return none, ctx.Err() // the commands may still get their replies
+			if !over(together.done) { // in a busy process both may be long past
+				return none, ctx.Err() // the commands may still get their replies
+			}
 		}
+		return read(ctx, p)
 	}
 	if end, ok := ctx.Deadline(); ok && p.caller != nil {
 		p.caller.begin(end)

@@ -303,3 +303,15 @@ func TestTogether_LostReply(t *testing.T) {
 		})
 	}
 }
+
+// A reply that has come in time is taken, also by a caller that a busy process lets run too late.
+func TestTogether_LateCaller(t *testing.T) {
+	g := &group{done: make(chan struct{})}
+	close(g.done)
+	for range 100 {
+		n, err := execute(ended, parcel{}, g, func(context.Context, parcel) (int, error) { return 1, nil })
+		if n != 1 || err != nil {
+			t.Fatalf("%d, %v, want what the group has brought", n, err)
+		}
+	}
+}
