@@ -76,15 +76,6 @@ func (c *Client) tell(n *node, o *line.Outage) {
 	})
 }
 
-func over(ch <-chan struct{}) bool {
-	select {
-	case <-ch:
-		return true
-	default:
-		return false
-	}
-}
-
 // changes are reported one at a time, in order, and if they still hold: a first node went away, or the last one is
 // back. The user's function may take its time.
 type changes struct {

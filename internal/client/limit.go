@@ -45,3 +45,13 @@ func (c commandContext) Value(key any) any { return context.WithoutCancel(c.valu
 func (c commandContext) AfterFunc(f func()) (stop func() bool) {
 	return context.AfterFunc(c.Context, f)
 }
+
+// over reports whether a channel is closed.
+func over(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
