@@ -38,6 +38,30 @@ func (c *Client) refusal(n *node) error {
 	return fmt.Errorf("%w: %w", ErrAway, o.Err)
 }
 
+// await waits until done or end is closed, and returns why its caller leaves before: ctx has ended, or the server is
+// away. A command that is not to be spared stays at a server that was away before: it is to find out whether it is
+// back.
+func (c *Client) await(ctx context.Context, n *node, done, end <-chan struct{}, spared bool) error {
+	for {
+		opened := n.line.Opened()
+		if err := c.refusal(n); err != nil && !spared {
+			opened = nil
+		} else if err != nil && !over(done) {
+			return err
+		}
+		spared = true
+		select {
+		case <-done:
+			return nil
+		case <-end:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-opened:
+		}
+	}
+}
+
 // least returns how long a command is given at least: see limit.
 func (c *Client) least() time.Duration { return c.Timeout - c.Timeout/16 }
 

@@ -120,7 +120,6 @@ type call struct {
 	sent   time.Time
 	gate   *gate              // nil: it passes none
 	group  *group             // with which it is sent, or nil
-	opened <-chan struct{}    // closed when its caller is to leave, perhaps
 	cancel context.CancelFunc // ends its context before its time
 }
 
@@ -247,18 +246,18 @@ func do[R any](ctx context.Context, c *Client, what *Command, p parcel, read rea
 		call.Spared = true // the server was there, and may be away any moment if the queue has not moved
 	}
 	shared := n.limit.next(call.sent, c.Timeout)
-	var since time.Time
-	since, call.opened = n.line.Send(call.Key, call.sent)
+	since := n.line.Send(call.Key, call.sent)
+	n.using.Add(1)
 	bounded := call.bound(shared)
-	var left error // why the caller leaves
-	if call.group != nil {
-		left = call.together(bounded)
-	}
 	// If a silence has begun before the limit, others are on their way unanswered: the caller may have to leave.
 	stays := c.traits.bounded && !queues && !endsWithin(ctx, what.Within) && !since.Before(shared.begun)
-	if left == nil && (call.group != nil || stays) {
+	var left error // why the caller leaves
+	if call.group != nil {
+		left = c.await(ctx, n, call.group.done, bounded.Done(), call.Spared)
+		stays = left == nil
+	}
+	if stays {
 		answered := false
-		n.using.Add(1)
 		defer func() { n.using.Add(-1); call.leave(answered) }()
 		r, err := execute(bounded, call.parcel, call.group, read)
 		err = n.Explain(err, what.Within)
@@ -284,61 +283,27 @@ func (call *call) leave(answered bool) {
 }
 
 // wait queues at the gate of a node until the command is admitted. It returns an error when ctx
-// ends, when the server is away, and when no command was answered for as long as a command may take:
-// then the queue does not move.
+// ends, when the server is away, and when the queue does not move.
 func (call *call) wait() error {
 	c, n, ctx := call.client, call.node, call.ctx
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
-	begun, w := call.sent, call.gate.enqueue(call.parcel)
-	enter := func() {
-		call.sent, call.group = time.Now(), w.group
-		call.admittedAt(w.at) // by now a group may have been sent
+	w := call.gate.enqueue(call.parcel)
+	_ = c.await(ctx, n, w.decided, nil, true)
+	err := cmp.Or(ctx.Err(), c.refusal(n)) // also if it was admitted just now
+	stuck := err == nil && w.stuck
+	if stuck {
+		err = n.Explain(fmt.Errorf("no answer for %v to the commands before: %w", c.Timeout, redis.ErrPoolTimeout), c.Timeout)
 	}
-	shared := n.limit.next(begun, c.Timeout).ctx.Done()
-	var patience <-chan time.Time // of a command that waits for longer
-	for {
-		opened := n.line.Opened()
-		stuck := call.gate.stuckSince(begun)
-		if stuck > c.Timeout+c.Timeout/10 { // the process was held up, and answers may be about to arrive
-			begun = time.Now().Add(-c.Timeout * 3 / 4)
-			stuck = call.gate.stuckSince(begun)
+	if err != nil && call.gate.giveUp(w) {
+		if stuck {
+			c.failed(Detach(ctx), call.Op, err)
 		}
-		if stuck >= c.Timeout {
-			n.line.Look() // it may be due to go away
-			stuck = call.gate.stuckSince(begun)
-		}
-		err, fails := cmp.Or(ctx.Err(), c.refusal(n)), false
-		if err == nil && stuck >= c.Timeout {
-			err, fails = n.Explain(fmt.Errorf("no answer for %v to the commands before: %w", stuck, redis.ErrPoolTimeout), stuck), true
-		}
-		if err != nil {
-			if !call.gate.giveUp(w) {
-				enter()
-				return nil
-			}
-			call.sent = begun // also if it was admitted as its time ended: it is not to be tried for as long again
-			if fails {
-				c.failed(Detach(ctx), call.Op, err)
-			}
-			return err
-		}
-		if shared == nil {
-			patience = time.After(max(c.Timeout-stuck, 1))
-		}
-		select {
-		case <-w.admitted:
-			enter()
-			if ctx.Err() == nil && c.away(n) == nil && call.gate.stuckSince(begun) < c.Timeout {
-				return nil
-			}
-		case <-ctx.Done():
-		case <-opened:
-		case <-shared:
-			shared = nil
-		case <-patience:
-		}
+		return err
 	}
+	call.sent, call.group = time.Now(), w.group
+	call.admittedAt(w.at) // by now a group may have been sent
+	return nil
 }
 
 // Queued returns how many commands wait to be sent.
@@ -352,28 +317,6 @@ func (c *Client) connections() int {
 	return 1
 }
 
-// together waits until the commands with which this one is sent have their replies, or its time is over. It needs no
-// goroutine, since the group has one. It returns why the caller leaves before.
-func (call *call) together(bounded context.Context) (left error) {
-	c, n := call.client, call.node
-	n.using.Add(1)
-	defer n.using.Add(-1)
-	for opened := call.opened; ; opened = n.line.Opened() {
-		if left = c.refusal(n); left != nil && !over(call.group.done) {
-			return left
-		}
-		select {
-		case <-call.group.done:
-			return nil
-		case <-bounded.Done():
-			return nil
-		case <-call.ctx.Done():
-			return call.ctx.Err()
-		case <-opened:
-		}
-	}
-}
-
 // runAsync executes a command in its own goroutine, which may outlive this call for as long as the
 // user's client makes it wait. The command has an outcome at the latest when bounded ends. The call
 // returns when the server is away, or at once if its caller has left.
@@ -385,61 +328,42 @@ func (call *call) together(bounded context.Context) (left error) {
 func runAsync[R any](call call, bounded context.Context, left error, read reader[R]) (R, error) {
 	c, n := call.client, call.node
 	var none R
-	type reply struct {
+	var outcome struct {
+		begun  atomic.Bool
 		value  R
 		err    error
 		failed *foreign.Failure // of Trace.RedisError
 	}
-	replies := make(chan reply, 1)
-	receive := func(r reply) (R, error) {
-		if r.failed != nil {
-			panic(r.failed)
-		}
-		return r.value, r.err
-	}
-	var finished atomic.Bool
+	done := make(chan struct{})
 	finish := func(r R, err error) {
-		if finished.CompareAndSwap(false, true) {
-			err = n.Explain(err, call.Within)
+		if outcome.begun.CompareAndSwap(false, true) {
+			outcome.value, outcome.err = r, n.Explain(err, call.Within)
 			answered := false
 			defer func() { // also if Trace.RedisError leaves by panic, which is the caller's, or by runtime.Goexit
-				failed := foreign.Recovered(recover())
+				outcome.failed = foreign.Recovered(recover())
 				call.leave(answered)
-				replies <- reply{r, err, failed}
+				close(done)
 			}()
-			answered = call.observe(err)
+			answered = call.observe(outcome.err)
 		}
 	}
-	opened := call.opened
-	if left == nil {
-		left = c.refusal(n)
-		if left != nil && !call.Spared { // the command is to find out whether the server is back
-			opened, left = nil, nil
-		}
-	}
-	n.using.Add(1)
 	go func() {
 		defer n.using.Add(-1)
 		finish(execute(bounded, call.parcel, call.group, read))
 	}()
-	for left == nil {
-		select {
-		case r := <-replies:
-			return receive(r)
-		case <-bounded.Done():
-			finish(none, bounded.Err())
-			return receive(<-replies)
-		case <-call.ctx.Done():
-			left = call.ctx.Err()
-		case <-opened:
-			opened = n.line.Opened()
-			if !finished.Load() { // otherwise it has its own error
-				left = c.refusal(n)
-			}
-		}
+	if left == nil {
+		left = c.await(call.ctx, n, done, bounded.Done(), call.Spared)
 	}
-	context.AfterFunc(bounded, func() { finish(none, bounded.Err()) })
-	return none, left
+	if left != nil {
+		context.AfterFunc(bounded, func() { finish(none, bounded.Err()) })
+		return none, left
+	}
+	finish(none, bounded.Err()) // unless it has an outcome
+	<-done
+	if outcome.failed != nil {
+		panic(outcome.failed)
+	}
+	return outcome.value, outcome.err
 }
 
 // bound returns a context that bounds a command sent now.
@@ -449,7 +373,11 @@ func runAsync[R any](call call, bounded context.Context, left error, read reader
 // go-redis calls these functions in the goroutine of the caller, and they may ignore their context.
 // See TestBounded_OnConnect.
 func (call *call) bound(shared *sharedLimit) (bounded context.Context) {
-	if call.Within == call.timeout {
+	switch {
+	case call.Within < call.timeout:
+	case call.group != nil: // which may be sent later, in a busy process
+		return context.Background()
+	default:
 		return commandContext{shared.ctx, call.ctx}
 	}
 	bounded, call.cancel = context.WithTimeout(Detach(call.ctx), call.Within)

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/singlefill/singlefill/internal/line"
 )
 
 // A gate admits as many commands at a time as can be sent. The others queue in order. Only what holds locks overtakes
@@ -26,11 +28,13 @@ import (
 // TestClient_ManyColdKeys.
 type gate struct {
 	size  uint64
+	line  *line.Line
 	state atomic.Uint64 // lower half: places taken; upper half: commands waiting
 
 	mu    sync.Mutex
 	queue list.List // of *waiter; protected by mu
-	moved time.Time // when the last command was answered while others waited; protected by mu
+	moved time.Time // when the last command was answered while others waited, or a group was sent; protected by mu
+	due   time.Time // when to look whether the queue moves; zero: no timer is set; protected by mu
 	most  int       // length of the next group; protected by mu
 }
 
@@ -54,15 +58,17 @@ func (g *gate) tryEnter() bool {
 // A waiter is a command that waits at a gate.
 type waiter struct {
 	parcel
-	admitted chan struct{} // closed when the command is admitted
-	at       time.Time     // when it was admitted; it is set before the command can be sent
-	group    *group        // with which it has been admitted; nil: alone
-	element  *list.Element
+	begun   time.Time
+	decided chan struct{} // closed when the command is admitted, or the queue has not moved for its time
+	stuck   bool          // it has not moved
+	at      time.Time     // when the command was admitted; it is set before it can be sent
+	group   *group        // with which it has been admitted; nil: alone
+	element *list.Element
 }
 
 // enqueue adds a command to the queue.
 func (g *gate) enqueue(p parcel) *waiter {
-	w := &waiter{parcel: p, admitted: make(chan struct{})}
+	w := &waiter{parcel: p, begun: time.Now(), decided: make(chan struct{})}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if p.first {
@@ -71,6 +77,7 @@ func (g *gate) enqueue(p parcel) *waiter {
 		w.element = g.queue.PushBack(w)
 	}
 	g.state.Add(oneWaiting)
+	g.lookAt(w.begun.Add(p.timeout))
 	g.admit(false) // a command may have left before it could see this one
 	return w
 }
@@ -80,39 +87,96 @@ func (g *gate) enqueue(p parcel) *waiter {
 func (g *gate) giveUp(w *waiter) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	select {
-	case <-w.admitted:
-		if w.group != nil {
-			return w.group.leaveOut(w)
-		}
+	switch {
+	case !over(w.decided):
+		g.remove(w)
+	case w.stuck:
+	case w.group != nil:
+		return w.group.leaveOut(w)
+	default:
 		g.state.Add(^uint64(0))
 		g.admit(false)
-	default:
-		g.queue.Remove(w.element)
-		g.state.Add(^uint64(oneWaiting - 1))
 	}
 	return true
+}
+
+func (g *gate) remove(w *waiter) {
+	g.queue.Remove(w.element)
+	g.state.Add(^uint64(oneWaiting - 1))
 }
 
 // leave makes room for the next commands: several of them if this one was answered. At a server that
 // does not answer, a single one finds that out.
 func (g *gate) leave(answered bool) {
-	if g.state.Add(^uint64(0)) >= oneWaiting {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if answered {
-			g.moved = time.Now()
-		}
-		g.admit(answered)
+	if g.state.Add(^uint64(0)) < oneWaiting {
+		return
+	}
+	if !answered {
+		g.look()
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if answered {
+		g.moved = time.Now()
+	}
+	g.admit(answered)
+}
+
+// lookAt has the gate look whether its queue moves, at the latest when that is due. One timer looks for all that wait:
+// if each had its own, thousands would wake up at a time, and hold up those that bring the answers. The caller holds
+// g.mu.
+func (g *gate) lookAt(due time.Time) {
+	if g.due.IsZero() || due.Before(g.due) {
+		g.due = due
+		time.AfterFunc(time.Until(due), func() {
+			g.mu.Lock()
+			isDue := !time.Now().Before(g.due) // otherwise another timer is set
+			if isDue {
+				g.due = time.Time{}
+			}
+			g.mu.Unlock()
+			if isDue {
+				g.look()
+			}
+		})
 	}
 }
 
-// stuckSince returns for how long no command that had passed the gate has been answered, for a command that waits since
-// then.
-func (g *gate) stuckSince(then time.Time) time.Duration {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return min(time.Since(then), time.Since(g.moved))
+// look gives up on the commands that have waited for their time while none that had passed the gate was answered: first
+// on one, then on two, and so on, since in a busy process answers may be about to arrive.
+func (g *gate) look() {
+	for most, more := 1, true; more; most *= 2 {
+		g.line.Look() // which may be due to go away; and it lets others run
+		g.mu.Lock()
+		more = g.giveUpOn(most)
+		g.mu.Unlock()
+	}
+}
+
+// giveUpOn gives up on at most so many commands, and reports whether there are more. If not, it has the gate look again
+// when the next one is due. The caller holds g.mu.
+func (g *gate) giveUpOn(most int) (more bool) {
+	now := time.Now()
+	for e := g.queue.Front(); e != nil; {
+		w := e.Value.(*waiter)
+		e = e.Next()
+		waited := min(now.Sub(w.begun), now.Sub(g.moved))
+		if waited > w.timeout+w.timeout/10 { // the process was held up
+			waited = w.timeout * 3 / 4
+			w.begun = now.Add(-waited)
+		}
+		if waited < w.timeout {
+			g.lookAt(now.Add(w.timeout - waited))
+			continue
+		}
+		if most--; most < 0 {
+			return true
+		}
+		g.remove(w)
+		w.stuck = true
+		close(w.decided)
+	}
+	return false
 }
 
 // admit admits the first waiting commands. The caller holds g.mu.
@@ -132,7 +196,7 @@ func (g *gate) admit(together bool) {
 		now := time.Now()
 		for _, w := range ready {
 			w.at, w.group = now, s
-			close(w.admitted)
+			close(w.decided)
 		}
 	}
 }

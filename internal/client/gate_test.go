@@ -5,6 +5,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/line"
 )
 
 // A command that gives up when it has been admitted leaves its place to the next one.
@@ -12,15 +15,33 @@ func TestGate_GivesUpItsPlace(t *testing.T) {
 	t.Parallel()
 	g := gate{size: 1}
 	g.tryEnter()
-	first, next := g.enqueue(parcel{}), g.enqueue(parcel{})
+	first, next := g.enqueue(parcel{timeout: time.Hour}), g.enqueue(parcel{timeout: time.Hour})
 	g.leave(true)
-	if !over(first.admitted) || over(next.admitted) {
+	if !over(first.decided) || over(next.decided) {
 		t.Error("they are not admitted in order")
 	}
 	g.giveUp(first)
-	if !over(next.admitted) {
+	if !over(next.decided) {
 		t.Error("the place is lost")
 	}
+}
+
+// A gate does not give up on a command when the process was held up: an answer may be about to arrive.
+func TestGate_HeldUp(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		g := gate{size: 1, line: line.New(nil)}
+		g.tryEnter()
+		w := g.enqueue(parcel{timeout: timeout})
+		begun := time.Now()
+		w.begun = begun.Add(-2 * timeout)
+		g.mu.Lock()
+		g.giveUpOn(1)
+		g.mu.Unlock()
+		<-w.decided
+		if waited := time.Since(begun); !w.stuck || waited != timeout/4 {
+			t.Errorf("stuck: %t, %v later, want %v", w.stuck, waited, timeout/4)
+		}
+	})
 }
 
 // A gate admits no more than its size, and forgets no command, however they come, give up and
@@ -35,12 +56,12 @@ func TestGate_Crowd(t *testing.T) {
 		wg.Go(func() {
 			for j := range 500 {
 				if !g.tryEnter() {
-					p := g.enqueue(parcel{})
+					p := g.enqueue(parcel{timeout: time.Hour})
 					if (i+j)%3 == 0 {
 						g.giveUp(p)
 						continue
 					}
-					<-p.admitted
+					<-p.decided
 				}
 				for n := inside.Add(1); n > most.Load(); {
 					most.Store(n)

@@ -197,27 +197,14 @@ func (c *Client) time(ctx context.Context, n *node, op, key string) (int64, erro
 
 // look asks a node for its time, or waits for an answer that others have asked for, perhaps with more patience.
 func (c *Client) look(ctx context.Context, n *node, what Command) error {
-	opened := n.line.Opened()
-	switch err := c.refusal(n); {
-	case err != nil && what.Spared:
+	if err := c.refusal(n); err != nil && what.Spared {
 		return err
-	case err != nil:
-		opened = nil
 	}
 	g := n.clock.look(func() (int64, error) { return c.time(Detach(ctx), n, what.Op, what.Key) }) // others may join
 	bounded, cancel := context.WithTimeout(ctx, what.Within)
 	defer cancel()
-	for {
-		select {
-		case <-g.over:
-			return g.err
-		case <-bounded.Done():
-			return bounded.Err()
-		case <-opened:
-			opened = n.line.Opened()
-			if err := c.refusal(n); err != nil {
-				return err
-			}
-		}
+	if err := c.await(bounded, n, g.over, nil, what.Spared); err != nil {
+		return err
 	}
+	return g.err
 }

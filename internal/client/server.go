@@ -72,15 +72,16 @@ func serverOf(rdb redis.UniversalClient, cluster *redis.ClusterClient) *server {
 func newServer(rdb redis.UniversalClient, cluster *redis.ClusterClient) *server {
 	all := connections(rdb)
 	few := max(1, all/4)
-	s := &server{rdb: rdb, cluster: cluster, clock: clock{begun: time.Now()}, alone: &gate{size: uint64(all)}, many: newThrottle(few)}
+	s := &server{rdb: rdb, cluster: cluster, clock: clock{begun: time.Now()}}
 	s.line = line.New(s)
+	s.alone, s.many = &gate{size: uint64(all), line: s.line}, newThrottle(few, s.line)
 	s.together = s.alone
 	if _, ok := rdb.(*redis.Client); ok {
 		// Commands go together only if they certainly go to one server: a server that does not answer
 		// would hold up the commands for others. A few connections that carry many commands each cost
 		// less than many that carry few.
 		s.alone.size = uint64(max(1, all-2*few))
-		s.together = &gate{size: uint64(few), most: firstTogether}
+		s.together = &gate{size: uint64(few), most: firstTogether, line: s.line}
 	}
 	s.wakes = wake.New(rdb)
 	s.node = &node{server: s}

@@ -1,6 +1,10 @@
 package client
 
-import "time"
+import (
+	"time"
+
+	"github.com/singlefill/singlefill/internal/line"
+)
 
 // A throttle is the gate of pipelines of many keys, so that a process does not overload its own server. A server takes
 // some 10 µs for a script, and executes the scripts of all connections one after the other: a pipeline of 256 on each
@@ -25,8 +29,8 @@ const (
 	fewKeys     = 16
 )
 
-func newThrottle(size int) *throttle {
-	t := &throttle{gate: gate{size: uint64(size)}, places: min(firstPlaces, size)}
+func newThrottle(size int, l *line.Line) *throttle {
+	t := &throttle{gate: gate{size: uint64(size), line: l}, places: min(firstPlaces, size)}
 	t.state.Store(uint64(size - t.places))
 	return t
 }

@@ -32,9 +32,12 @@ func execute[R any](ctx context.Context, p parcel, together *group, read reader[
 		select {
 		case <-together.done:
 		case <-ctx.Done():
-			if !over(together.done) { // in a busy process both may be long past
-				return none, ctx.Err() // the commands may still get their replies
-			}
+		}
+		switch {
+		case !over(together.done): // in a busy process both may be long past
+			return none, ctx.Err() // the commands may still get their replies
+		case together.late:
+			return none, context.DeadlineExceeded
 		}
 		return read(ctx, p)
 	}
@@ -82,7 +85,8 @@ func (p parcel) addTo(ctx context.Context, pipe redis.Pipeliner) {
 type group struct {
 	waiters []*waiter     // protected by the mutex of the gate until gone is set
 	gone    bool          // the commands are being sent; protected by the mutex of the gate
-	done    chan struct{} // closed when each command has its reply
+	done    chan struct{} // closed when each command has its reply, or their time is over
+	late    bool          // their time is over; read it after done
 }
 
 const (
@@ -102,7 +106,7 @@ func (s *group) leaveOut(w *waiter) bool {
 // send gives each command the time that it would have alone.
 func (s *group) send(g *gate) {
 	g.mu.Lock()
-	s.gone = true
+	s.gone, g.moved = true, time.Now() // in a busy process it is sent late
 	g.mu.Unlock()
 	if len(s.waiters) == 0 {
 		g.leave(true)
@@ -115,21 +119,26 @@ func (s *group) send(g *gate) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(first.ctx), timeout)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { g.leave(false) })
 	sent := time.Now()
+	end := func(answered bool) {
+		close(s.done)
+		n, took := len(s.waiters), share(answered, time.Since(sent), timeout)
+		g.mu.Lock()
+		g.most = min(mostTogether, adapted(g.most, n, 2*g.most, firstTogether, took))
+		g.mu.Unlock()
+		g.leave(answered)
+	}
+	stop := context.AfterFunc(ctx, func() {
+		s.late = true
+		end(false)
+	})
 	_, err := Pipelined(ctx, first.rdb, func(p redis.Pipeliner) { // each command has its error
 		for _, w := range s.waiters {
 			w.addTo(ctx, p)
 		}
 	})
-	close(s.done)
-	answered, n := !Unreachable(err), len(s.waiters)
-	took := share(answered, time.Since(sent), timeout)
-	g.mu.Lock()
-	g.most = min(mostTogether, adapted(g.most, n, 2*g.most, firstTogether, took))
-	g.mu.Unlock()
-	if stop() { // otherwise it has left when its time was over
-		g.leave(answered)
+	if stop() {
+		end(!Unreachable(err))
 	}
 }
 

@@ -203,6 +203,7 @@ func TestWait_FrozenServer(t *testing.T) {
 						})
 					}
 					wg.Wait()
+					synctest.Wait() // the line tells of it after it has released them
 					if w.AnyAway() != breaker || breaker && w.failures("get") > size {
 						t.Errorf("%s, %s, %d connections: breaker open: %t, %d failures", kind, way, size, w.AnyAway(), w.failures("get"))
 					}

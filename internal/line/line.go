@@ -116,9 +116,8 @@ func (l *Line) Leave(u *User) {
 	l.watch()
 }
 
-// Send notes that a command is sent at a time. It returns when the silence began in which it is sent, and a channel
-// that is closed when the line goes away, perhaps only for users with less time.
-func (l *Line) Send(key string, at time.Time) (since time.Time, opened <-chan struct{}) {
+// Send notes that a command is sent at a time. It returns when the silence began in which it is sent.
+func (l *Line) Send(key string, at time.Time) (since time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.flying++; l.silence.since.IsZero() {
@@ -127,7 +126,7 @@ func (l *Line) Send(key string, at time.Time) (since time.Time, opened <-chan st
 	if l.watcher == nil {
 		l.watch()
 	}
-	return l.silence.since, l.opened
+	return l.silence.since
 }
 
 // Done notes the outcome of a command that was sent: an answer that shows that the server serves, or an error.
@@ -153,7 +152,7 @@ func (l *Line) Away(timeout time.Duration) *Outage {
 	return nil
 }
 
-// Opened returns a channel that is closed when the line goes away next.
+// Opened returns a channel that is closed when the line goes away next, perhaps only for users with less time.
 func (l *Line) Opened() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()

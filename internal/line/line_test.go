@@ -158,7 +158,8 @@ func (u *user) call() time.Duration {
 	if u.line.Away(u.Timeout) != nil {
 		return 0
 	}
-	_, opened := u.line.Send("k", begun)
+	opened := u.line.Opened()
+	u.line.Send("k", begun)
 	replied := make(chan struct{})
 	go func() {
 		defer close(replied)
