@@ -275,7 +275,8 @@ func TestLocal_NotClosed(t *testing.T) {
 
 // However many values of a kilobyte and of a megabyte are stored, loaded and read, they take at most 1.5 × MaxBytes and
 // what docs/near.md names.
-func TestLocal_MaxBytes(t *testing.T) { // not parallel, since it measures memory
+func TestLocal_MaxBytes(t *testing.T) {
+	measuresMemory(t)
 	const limit, constant = 64 << 20, 16 << 20
 	c := newCache(t, &singlefill.Options[[]byte]{Near: &singlefill.Near{MaxBytes: limit}})
 	before := heap()
@@ -309,7 +310,8 @@ func TestLocal_MaxBytes(t *testing.T) { // not parallel, since it measures memor
 // MaxBytes, however many there have been.
 //
 //fault:near-tags
-func TestLocal_BoundsAll(t *testing.T) { // not parallel, since it measures memory
+func TestLocal_BoundsAll(t *testing.T) {
+	measuresMemory(t)
 	for name, test := range map[string]struct {
 		near singlefill.Near
 		tags int // of each value, and of no other
@@ -358,7 +360,8 @@ func TestLocal_BoundsAll(t *testing.T) { // not parallel, since it measures memo
 
 // Calls for many keys leave nothing behind that grows with the keys: no map keeps its largest size, neither in a cache
 // that goes on nor in one that is closed, with Redis and without it.
-func TestLocal_ManyKeysOnce(t *testing.T) { // not parallel, since it measures memory
+func TestLocal_ManyKeysOnce(t *testing.T) {
+	measuresMemory(t)
 	const most = 350 << 10 // each of the maps would take twice as much
 	keys := make([]string, 30_000)
 	for i := range keys {
@@ -408,6 +411,14 @@ func TestLocal_ManyKeysOnce(t *testing.T) { // not parallel, since it measures m
 	}
 }
 
+// measuresMemory skips a test of many thousand values with the race detector, which takes memory and time of its own.
+// Such a test is not parallel.
+func measuresMemory(t *testing.T) {
+	if redistest.Race {
+		t.Skip("measures memory")
+	}
+}
+
 func heap() int64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -418,7 +429,8 @@ func heap() int64 {
 // SetMany of many values with one tag, and DeleteTag: nothing is left of the values, nor of the tag.
 //
 //fault:near-tags
-func TestLocal_DeleteTagOfMany(t *testing.T) { // not parallel, since it measures memory
+func TestLocal_DeleteTagOfMany(t *testing.T) {
+	measuresMemory(t)
 	const n = 20_000
 	keys, values := make([]string, n), make(map[string]string)
 	for i := range keys {
