@@ -215,7 +215,7 @@ func do[R any](ctx context.Context, c *Client, what *Command, p parcel, read rea
 	if err := ctx.Err(); err != nil {
 		return r, sent, err
 	}
-	p.rdb, p.timeout, p.ctx = c.Redis, c.Timeout, ctx
+	p.rdb, p.timeout, p.ctx = c.Redis, what.Within, ctx
 	if c.Local != nil { // which has nothing to wait for
 		sent = time.Now()
 		what.admittedAt(sent)
@@ -289,8 +289,8 @@ func (call *call) wait() error {
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
 	w := call.gate.enqueue(call.parcel)
-	_ = c.await(ctx, n, w.decided, nil, true)
-	err := cmp.Or(ctx.Err(), c.refusal(n)) // also if it was admitted just now
+	left := c.await(ctx, n, w.decided, nil, true)
+	err := cmp.Or(left, ctx.Err(), c.refusal(n)) // also if it was admitted just now
 	stuck := err == nil && w.stuck
 	if stuck {
 		err = n.Explain(fmt.Errorf("no answer for %v to the commands before: %w", c.Timeout, redis.ErrPoolTimeout), c.Timeout)
@@ -354,7 +354,7 @@ func runAsync[R any](call call, bounded context.Context, left error, read reader
 	if left == nil {
 		left = c.await(call.ctx, n, done, bounded.Done(), call.Spared)
 	}
-	if left != nil {
+	if left != nil && (call.ctx.Err() != nil || !outcome.begun.Load()) {
 		context.AfterFunc(bounded, func() { finish(none, bounded.Err()) })
 		return none, left
 	}
@@ -374,10 +374,9 @@ func runAsync[R any](call call, bounded context.Context, left error, read reader
 // See TestBounded_OnConnect.
 func (call *call) bound(shared *sharedLimit) (bounded context.Context) {
 	switch {
-	case call.Within < call.timeout:
-	case call.group != nil: // which may be sent later, in a busy process
+	case call.group != nil: // which has the same time, and may be sent later, in a busy process
 		return context.Background()
-	default:
+	case call.Within == call.client.Timeout:
 		return commandContext{shared.ctx, call.ctx}
 	}
 	bounded, call.cancel = context.WithTimeout(Detach(call.ctx), call.Within)

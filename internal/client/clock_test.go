@@ -146,3 +146,34 @@ func TestTaking_SilentServer(t *testing.T) {
 		}
 	})
 }
+
+// What takes something is given no more time if it goes with others, over a connection that comes late.
+func TestTaking_Together(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		w := watch(t, rdb, timeout)
+		m.SetTime(time.Now())
+		_, err := w.take(t.Context())
+		redistest.Must(t, err)
+		until := make(chan time.Time, 1)
+		rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, _ redis.ProcessPipelineHook) error {
+			time.Sleep(timeout / 2)
+			until <- time.UnixMicro(cmds[0].Args()[4].(int64)) // as the client writes it
+			time.Sleep(time.Hour)
+			return ctx.Err()
+		}))
+		w.node.together.tryEnter()
+		w.node.together.size = 1
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() { _, _ = w.take(t.Context()) })
+		}
+		synctest.Wait()
+		w.node.together.leave(true)
+		all.Wait()
+		if u := <-until; u.After(time.Now()) || u.Before(time.Now().Add(-timeout/8)) {
+			t.Errorf("it may be executed until %v after its caller has left", time.Until(u))
+		}
+		time.Sleep(2 * time.Hour)
+	})
+}

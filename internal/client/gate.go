@@ -32,10 +32,11 @@ type gate struct {
 	state atomic.Uint64 // lower half: places taken; upper half: commands waiting
 
 	mu    sync.Mutex
-	queue list.List // of *waiter; protected by mu
-	moved time.Time // when the last command was answered while others waited, or a group was sent; protected by mu
-	due   time.Time // when to look whether the queue moves; zero: no timer is set; protected by mu
-	most  int       // length of the next group; protected by mu
+	queue list.List   // of *waiter; protected by mu
+	moved time.Time   // when the last command was answered while others waited, or a group was sent; protected by mu
+	timer *time.Timer // to look whether the queue moves
+	due   time.Time   // when it is due; zero: it is not set, or has just fired; protected by mu
+	most  int         // length of the next group; protected by mu
 }
 
 const oneWaiting = 1 << 32
@@ -111,7 +112,7 @@ func (g *gate) leave(answered bool) {
 	if g.state.Add(^uint64(0)) < oneWaiting {
 		return
 	}
-	if !answered {
+	if !answered && g.isDue() {
 		g.look()
 	}
 	g.mu.Lock()
@@ -126,20 +127,29 @@ func (g *gate) leave(answered bool) {
 // if each had its own, thousands would wake up at a time, and hold up those that bring the answers. The caller holds
 // g.mu.
 func (g *gate) lookAt(due time.Time) {
-	if g.due.IsZero() || due.Before(g.due) {
-		g.due = due
-		time.AfterFunc(time.Until(due), func() {
-			g.mu.Lock()
-			isDue := !time.Now().Before(g.due) // otherwise another timer is set
-			if isDue {
-				g.due = time.Time{}
-			}
-			g.mu.Unlock()
-			if isDue {
-				g.look()
-			}
-		})
+	if !g.due.IsZero() && !due.Before(g.due) {
+		return
 	}
+	if g.due = due; g.timer != nil {
+		g.timer.Reset(time.Until(due))
+		return
+	}
+	g.timer = time.AfterFunc(time.Until(due), func() {
+		if g.isDue() { // it may be set again just as it fires
+			g.look()
+		}
+	})
+}
+
+// isDue reports whether a look is due, or on its way.
+func (g *gate) isDue() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if time.Now().Before(g.due) {
+		return false
+	}
+	g.due = time.Time{}
+	return true
 }
 
 // look gives up on the commands that have waited for their time while none that had passed the gate was answered: first
@@ -206,8 +216,8 @@ func (g *gate) admit(together bool) {
 func (g *gate) next(most int) (ready []*waiter) {
 	for front := g.queue.Front(); front != nil && len(ready) < most; front = g.queue.Front() {
 		w := front.Value.(*waiter)
-		if len(ready) > 0 && (w.cmd == nil || ready[0].cmd == nil) { // one of them goes alone
-			break
+		if len(ready) > 0 && (w.cmd == nil || ready[0].cmd == nil || w.timeout != ready[0].timeout) {
+			break // one of them goes alone, or their times differ
 		}
 		ready = append(ready, g.queue.Remove(front).(*waiter))
 	}

@@ -74,6 +74,20 @@ func TestDo_TraceLeaves(t *testing.T) {
 	}
 }
 
+// A command that has failed has its own error, though the server goes away while Trace is told of it.
+func TestDo_SlowTrace(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		c := New(w.Redis, timeout, func(context.Context, string, error) { time.Sleep(2 * timeout) }, nil, nil)
+		go func() { _ = w.get(t.Context()) }()
+		time.Sleep(timeout * 9 / 10)
+		_, err := DoWithin(t.Context(), c, Command{Op: "test", Key: "k", Within: timeout}, func(context.Context) (int, error) { return 0, errLost })
+		if err != errLost || !w.AnyAway() {
+			t.Errorf("%v, want %v; away: %t", err, errLost, w.AnyAway())
+		}
+	})
+}
+
 // Replies from the memory of a client show nothing of the server: they keep no breaker from opening.
 func TestBreaker_ClientSideCaching(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

@@ -60,9 +60,6 @@ func (t timely) Args() []any {
 	if t.caller.left.Load() {
 		return []any{"ping"}
 	}
-	if t.caller.takes != nil { // others have taken it along, and its caller may not know that yet
-		t.caller.begin(time.Now().Add(t.caller.stays))
-	}
 	return t.Cmder.Args()
 }
 

@@ -12,7 +12,7 @@ import (
 // them.
 type parcel struct {
 	rdb     redis.UniversalClient
-	timeout time.Duration
+	timeout time.Duration // of this try
 	ctx     context.Context
 	cmd     redis.Cmder
 	ahead   redis.Cmder   // goes just ahead of cmd, or nil
@@ -112,14 +112,14 @@ func (s *group) send(g *gate) {
 		g.leave(true)
 		return
 	}
-	first := s.waiters[0]
-	var timeout time.Duration
+	first, timeout, sent := s.waiters[0], s.waiters[0].timeout, time.Now()
 	for _, w := range s.waiters {
-		timeout = max(timeout, w.timeout)
+		if w.caller != nil {
+			w.caller.begin(sent.Add(w.caller.stays))
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(first.ctx), timeout)
 	defer cancel()
-	sent := time.Now()
 	end := func(answered bool) {
 		close(s.done)
 		n, took := len(s.waiters), share(answered, time.Since(sent), timeout)

@@ -304,6 +304,32 @@ func TestTogether_LostReply(t *testing.T) {
 	}
 }
 
+// A caller does not wait for as long as the more patient ones whose commands queue with its own.
+func TestTogether_TimeoutsDiffer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, rdb := redistest.StartMini(t)
+		rdb.AddHook(redistest.Trips((&held{takes: time.Hour}).hook))
+		none := func(context.Context, string, error) {}
+		hasty, patient := New(rdb, timeout, none, nil, nil), New(rdb, time.Minute, none, nil, nil)
+		g := hasty.node.together
+		g.size, g.most = 1, mostTogether
+		g.tryEnter()
+		var all sync.WaitGroup
+		for _, c := range []*Client{patient, patient, hasty, hasty} {
+			all.Go(func() {
+				begun := time.Now()
+				if _, _, err := c.Get(t.Context(), nil, "k"); time.Since(begun) > 2*c.Timeout {
+					t.Errorf("one with %v has waited for %v: %v", c.Timeout, time.Since(begun), err)
+				}
+			})
+			synctest.Wait()
+		}
+		g.leave(true)
+		all.Wait()
+		time.Sleep(2 * time.Hour)
+	})
+}
+
 // A reply that has come in time is taken, also by a caller that a busy process lets run too late.
 func TestTogether_LateCaller(t *testing.T) {
 	g := &group{done: make(chan struct{})}

@@ -147,6 +147,30 @@ func TestWait_CallerLeaves(t *testing.T) {
 	}
 }
 
+// A command whose caller leaves a server that is away is not sent, though the server is back when the caller looks
+// again.
+func TestWait_OutageEndsAsCallerLeaves(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w, over := occupied(t)
+		go func() {
+			_, _ = doNow(context.Background(), w.Client, "silent", "k", func(ctx context.Context) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
+		}()
+		time.Sleep(timeout * 9 / 10)
+		time.AfterFunc(timeout/2, func() {
+			_, _ = doNow(context.Background(), w.Client, "answer", "k", func(context.Context) (int, error) { return 1, nil })
+		})
+		_, err := Do(&heldUp{Context: t.Context()}, w.Client, "queued", "k", func(context.Context) (int, error) { return 1, nil })
+		if !errors.Is(err, ErrAway) {
+			t.Errorf("%v, want %v", err, ErrAway)
+		}
+		close(over)
+		synctest.Wait()
+		if state := w.node.alone.state.Load(); state != 0 {
+			t.Errorf("the gate is %#x in the end", state)
+		}
+	})
+}
+
 // A command that is sent Now overtakes the commands that wait, is bounded, and counts as they do.
 func TestDo_Now(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
