@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -61,6 +62,16 @@ func TestPing_DeadConnections(t *testing.T) {
 			for _, conn := range pool {
 				redistest.Must(t, conn.Close())
 			}
+			var pipelines sync.WaitGroup
+			for range 8 {
+				pipelines.Go(func() {
+					_, _ = rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error { return p.BLPop(t.Context(), time.Second, "none").Err() })
+				})
+			}
+			pipelines.Wait()
+			if idle := rdb.PoolStats().PipelineStats.IdleConns; idle != 8 {
+				t.Fatalf("%d connections for pipelines", idle)
+			}
 			hole.Add(1)
 			begun := time.Now()
 			for time.Since(begun) < 3*timeout {
@@ -77,6 +88,12 @@ func TestPing_DeadConnections(t *testing.T) {
 			for range 30 {
 				if err := w.get(t.Context()); err != redis.Nil {
 					t.Errorf("GET: %v", err)
+				}
+				_, err := Do(t.Context(), w.Client, "get", "k", func(ctx context.Context) ([]redis.Cmder, error) {
+					return rdb.Pipelined(ctx, func(p redis.Pipeliner) error { return p.Get(ctx, "k").Err() })
+				})
+				if err != redis.Nil {
+					t.Errorf("a pipeline: %v", err)
 				}
 			}
 		})

@@ -145,8 +145,14 @@ func (s *server) Ping(ctx context.Context, key string, away bool) error {
 	if one, ok := s.rdb.(*redis.Client); ok && away {
 		end, _ := ctx.Deadline()
 		one = one.WithTimeout(max(time.Until(end), time.Millisecond))
-		for range one.PoolStats().IdleConns {
+		idle := one.PoolStats()
+		for range idle.IdleConns {
 			go one.Ping(ctx)
+		}
+		if pipelines := idle.PipelineStats; pipelines != nil { // which have connections of their own
+			for range pipelines.IdleConns {
+				go one.Pipelined(ctx, func(p redis.Pipeliner) error { return p.Ping(ctx).Err() })
+			}
 		}
 	}
 	var err error
