@@ -33,8 +33,8 @@ func execute[R any](ctx context.Context, p parcel, together *group, read reader[
 		case <-together.done:
 		case <-ctx.Done():
 		}
-		switch {
-		case !over(together.done): // in a busy process both may be long past
+		switch { // in a busy process both may be long past
+		case !over(together.done):
 			return none, ctx.Err() // the commands may still get their replies
 		case together.late:
 			return none, context.DeadlineExceeded
