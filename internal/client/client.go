@@ -181,8 +181,7 @@ func send[R any](ctx context.Context, c *Client, what *Command, cmds []redis.Cmd
 			}
 			what.Within -= time.Since(begun)
 		}
-		caller.takes, caller.clock, caller.stays = cmds, &n.clock, what.Within-what.Within/16 // see least
-		caller.leaves, caller.hurries = ctx.Deadline()
+		caller.takes, caller.clock = cmds, &n.clock
 	}
 	p := parcel{caller: caller}
 	if len(cmds) == 1 {
@@ -199,11 +198,7 @@ func send[R any](ctx context.Context, c *Client, what *Command, cmds []redis.Cmd
 			}
 			return none, nil // the caller would have sent the text
 		}
-		for _, cmd := range caller.takes {
-			if now, late := lateAt(cmd.Err()); late {
-				caller.clock.see(now)
-			}
-		}
+		caller.see()
 		return read()
 	})
 	caller.Leave()

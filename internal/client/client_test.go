@@ -590,8 +590,8 @@ func TestDo_Repeats(t *testing.T) {
 			n, err := DoWithin(ctx, watch(t, rdb, time.Second).Client, what, func(ctx context.Context) (int, error) {
 				at = append(at, time.Since(begun))
 				end, _ := ctx.Deadline()
-				if left := 100*ms - time.Since(begun); time.Until(end) != left {
-					t.Errorf("after %v there are %v left, not %v", time.Since(begun), left, time.Until(end))
+				if left := (100*ms - time.Since(begun)).Truncate(10 * ms); time.Until(end) != left {
+					t.Errorf("after %v the command has %v, want %v", time.Since(begun), time.Until(end), left)
 				}
 				time.Sleep(min(c.takes, time.Until(end)-1))
 				return len(at), c.errs[min(len(at), len(c.errs))-1]

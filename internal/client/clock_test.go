@@ -71,6 +71,42 @@ func TestTaking_ClockJumps(t *testing.T) {
 	})
 }
 
+// So is a command that has waited for its place for longer than its time.
+func TestTaking_ClockJumpsLate(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		w := watch(t, rdb, timeout)
+		if _, err := w.take(t.Context()); err != nil { // the server knows the script
+			t.Fatal(err)
+		}
+		var sent atomic.Int64
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			if cmds[0].Name() == "evalsha" {
+				switch sent.Add(1) {
+				case 1, 2:
+					time.Sleep(timeout * 3 / 4)
+				case 3:
+					m.SetTime(time.Now().Add(time.Hour))
+				}
+			}
+			return nil
+		}))
+		w.node.together.size, w.node.together.most = 1, 1
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				if _, err := w.take(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if n := sent.Load(); w.failures("take") != 0 || n != 3+1 {
+			t.Errorf("%d failures, %d commands, want %d", w.failures("take"), n, 3+1)
+		}
+	})
+}
+
 // A command that takes something is given the time at which its caller leaves, by the clock of the server
 // and never later.
 //

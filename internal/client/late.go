@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"strconv"
 	"strings"
@@ -17,12 +18,10 @@ import (
 type Caller struct {
 	left, sent atomic.Bool
 
-	takes   []redis.Cmder // its commands, if they take something: see NewTaking
-	clock   *clock        // of its server
-	stays   time.Duration // at least, and if it has no deadline
-	leaves  time.Time
-	hurries bool // it has that deadline
-	once    sync.Once
+	takes []redis.Cmder // its commands, if they take something: see NewTaking
+	clock *clock        // of its server
+	once  sync.Once
+	end   time.Time // when it leaves, if its commands take something and are being sent
 }
 
 // Leave tells that the caller waits no longer. What has not been sent by then is never executed.
@@ -63,22 +62,35 @@ func (t timely) Args() []any {
 	return t.Cmder.Args()
 }
 
-// begin sets the last arguments of commands that take something when their caller begins to wait for the replies, until
-// end.
-func (c *Caller) begin(end time.Time) {
-	if c.takes == nil {
+// begin sets the last arguments of commands that take something when their caller begins to wait for the replies: it
+// leaves when ctx or the command ends.
+func (c *Caller) begin(ctx, command context.Context) {
+	if c == nil || c.takes == nil {
 		return
 	}
 	c.once.Do(func() {
-		if c.hurries && c.leaves.Before(end) {
-			end = c.leaves
+		c.end, _ = command.Deadline()
+		if leaves, hurries := ctx.Deadline(); hurries && leaves.Before(c.end) {
+			c.end = leaves
 		}
-		until := c.clock.at(end)
+		until := c.clock.at(c.end)
 		for _, cmd := range c.takes {
 			args := cmd.Args()
 			args[len(args)-1] = until
 		}
 	})
+}
+
+// see looks at the replies to commands that take something. A LATE that comes after their caller's time is no answer.
+func (c *Caller) see() {
+	for _, cmd := range c.takes {
+		if now, late := lateAt(cmd.Err()); late {
+			c.clock.see(now)
+			if !time.Now().Before(c.end) {
+				cmd.SetErr(context.DeadlineExceeded)
+			}
+		}
+	}
 }
 
 // Late reports whether a command arrived too late for its caller, or seemed to, since the clock of the

@@ -30,8 +30,8 @@ func RunAll[R any](ctx context.Context, c *Client, what Command, calls []ScriptC
 	for i := range left {
 		left[i] = i
 	}
-	for end := time.Now().Add(what.Within); ; {
-		tries, sent := r.run(ctx, end, left)
+	for {
+		tries, sent := r.run(ctx, left)
 		var text bool
 		var failed error // of calls that have no answer
 		var again, unanswered []int
@@ -58,9 +58,10 @@ func RunAll[R any](ctx context.Context, c *Client, what Command, calls []ScriptC
 		case len(left) == 0:
 			return replies
 		case text: // it has as much time, or a slow server would never know the script
-			r.Within, end = what.Within, time.Now().Add(what.Within)
+			r.rest, r.Within = what.Within, what.Within
 		case !repeats:
-			r.Within = time.Until(end)
+			r.rest -= time.Since(sent)
+			r.Within = r.rest
 		}
 	}
 }
@@ -69,7 +70,7 @@ func RunAll[R any](ctx context.Context, c *Client, what Command, calls []ScriptC
 type try[R any] struct {
 	Reply[R]
 	unknown bool // the server does not know the script
-	late    bool // it has found the call late, but the caller still waits
+	late    bool // it has found the call late, but the caller waits
 }
 
 // A runner is a running RunAll.
@@ -80,8 +81,8 @@ type runner[R any] struct {
 	read   func(cmd *redis.Cmd) (R, error)
 }
 
-// run sends some of the calls. It takes as late what the server has found late before end.
-func (r *runner[R]) run(ctx context.Context, end time.Time, some []int) (tries []try[R], sent time.Time) {
+// run sends some of the calls.
+func (r *runner[R]) run(ctx context.Context, some []int) (tries []try[R], sent time.Time) {
 	cmds := make([]redis.Cmder, len(some))
 	for k, i := range some {
 		cmds[k] = Evalsha(ctx, r.calls[i].Args)
@@ -93,7 +94,7 @@ func (r *runner[R]) run(ctx context.Context, end time.Time, some []int) (tries [
 			switch err := cmd.Err(); {
 			case Unknown(err):
 				t.unknown = true
-			case Late(err) && time.Now().Before(end):
+			case Late(err):
 				t.late = true
 			default:
 				t.Value, t.Err = r.read(cmd.(*redis.Cmd))

@@ -41,9 +41,7 @@ func execute[R any](ctx context.Context, p parcel, together *group, read reader[
 		}
 		return read(ctx, p)
 	}
-	if end, ok := ctx.Deadline(); ok && p.caller != nil {
-		p.caller.begin(end)
-	}
+	p.caller.begin(p.ctx, ctx)
 	switch {
 	case p.ahead != nil || p.more != nil:
 		_, _ = Pipelined(ctx, p.rdb, func(pipe redis.Pipeliner) { p.addTo(ctx, pipe) }) // each command has its error
@@ -113,13 +111,11 @@ func (s *group) send(g *gate) {
 		return
 	}
 	first, timeout, sent := s.waiters[0], s.waiters[0].timeout, time.Now()
-	for _, w := range s.waiters {
-		if w.caller != nil {
-			w.caller.begin(sent.Add(w.caller.stays))
-		}
-	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(first.ctx), timeout)
 	defer cancel()
+	for _, w := range s.waiters {
+		w.caller.begin(w.ctx, ctx)
+	}
 	end := func(answered bool) {
 		close(s.done)
 		n, took := len(s.waiters), share(answered, time.Since(sent), timeout)

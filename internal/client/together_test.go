@@ -134,6 +134,33 @@ func TestTogether_OnePipeline(t *testing.T) {
 	})
 }
 
+// Commands whose connections break, each after another time, go together when they are sent again.
+func TestTogether_SentAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const keys = 8
+		r := newRoad(t, keys)
+		g := r.node.together
+		g.size, g.most, r.fails = keys, mostTogether, true
+		for key := range keys {
+			r.takes = time.Duration(key) * time.Millisecond
+			r.all.Go(func() {
+				if _, _, err := r.Get(t.Context(), nil, fmt.Sprint(key)); err != nil {
+					t.Errorf("key %d: %v", key, err)
+				}
+			})
+			synctest.Wait()
+		}
+		g.state.Add(keys) // no place is free any more
+		time.Sleep(2 * keys * time.Millisecond)
+		synctest.Wait()
+		r.fails = false
+		g.state.Add(^uint64(keys - 2))
+		g.leave(true)
+		r.wantSent(keys, keys)
+		r.end()
+	})
+}
+
 // A command that is sent ahead of a GET is about the same key, also among others in one pipeline.
 func TestGet_Ahead(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
