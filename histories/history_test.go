@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/anishathalye/porcupine"
 )
@@ -77,7 +78,8 @@ type report struct {
 
 // A history is what several processes did with one key or lock.
 type history struct {
-	plan plan
+	plan    plan
+	silence *time.Timer // fires when nothing has been reported for historyLimit
 
 	mu      sync.Mutex
 	ops     map[[2]int]*op // protected by mu, by process and ID
@@ -87,6 +89,7 @@ type history struct {
 
 func newHistory(p plan, processes int) *history {
 	h := &history{plan: p, ops: make(map[[2]int]*op), waiting: make(map[int]bool), over: make(chan struct{})}
+	h.silence = time.NewTimer(historyLimit)
 	for i := range processes {
 		h.waiting[i] = true
 	}
@@ -99,6 +102,7 @@ func (h *history) note(process int, r report) {
 	if !h.waiting[process] {
 		return
 	}
+	h.silence.Reset(historyLimit)
 	id := [2]int{process, r.ID}
 	switch o := h.ops[id]; r.Event {
 	case "begin":
