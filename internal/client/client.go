@@ -288,7 +288,7 @@ func (call *call) wait() error {
 	err := cmp.Or(left, ctx.Err(), c.refusal(n)) // also if it was admitted just now
 	stuck := err == nil && w.stuck
 	if stuck {
-		err = n.Explain(fmt.Errorf("no answer for %v to the commands before: %w", c.Timeout, redis.ErrPoolTimeout), c.Timeout)
+		err = n.Explain(fmt.Errorf("no answer for %v to the commands before: %w", call.Within, redis.ErrPoolTimeout), call.Within)
 	}
 	if err != nil && call.gate.giveUp(w) {
 		if stuck {

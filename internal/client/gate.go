@@ -13,19 +13,18 @@ import (
 // what asks for them ([Command.Holds]), so that none waits for ever. The first ones in the queue take the next free
 // place together: see [group].
 //
-// The pool of the client has a queue, too. But RedisTimeout would include the time in that queue,
-// in which the server has not been asked: with a thousand cold keys and ten connections the last
-// commands failed at a healthy Redis. The gates of a server, for commands that go alone, for those that may go
-// together, and for pipelines of many keys ([throttle]), admit as many as the pool has connections; all caches and
-// locks on one client share them. RedisTimeout begins when the gate admits the command. The wait ends with
-// the caller, when the server is away, or when no command that has passed the gate was answered for
-// RedisTimeout. Pings pass none: they may be answered, on connections that work, while those that
-// the queue waits for are not. A place is free again when the time of its command is over, although
-// a client that ignores deadlines keeps the connection for longer: with few places, two lost
-// replies would stop everything for ReadTimeout. The gate is not a semaphore.Weighted: only a
-// context can wake its waiters, and each command would need one. See TestWait_TimeBeginsWhenSent,
-// TestWait_CallerLeaves, TestWait_FrozenServer, TestWait_OnlyPingsAnswered, TestTogether_LostReply,
-// TestClient_ManyColdKeys.
+// The pool of the client has a queue, too. But RedisTimeout would include the time in that queue, in which the
+// server has not been asked: with a thousand cold keys and ten connections the last commands failed at a healthy
+// Redis. The gates of a server, for commands that go alone, for those that may go together, and for pipelines of
+// many keys ([throttle]), admit as many as the pool has connections; all caches and locks on one client share them.
+// RedisTimeout begins when the gate admits the command. The wait ends with the caller, when the server is away, or
+// when no command that has passed the gate was answered for RedisTimeout, or for the rest of it if the command waits
+// to be sent again. Pings pass none: they may be answered, on connections that work, while those that the queue
+// waits for are not. A place is free again when the time of its command is over, although a client that ignores
+// deadlines keeps the connection for longer: with few places, two lost replies would stop everything for
+// ReadTimeout. The gate is not a semaphore.Weighted: only a context can wake its waiters, and each command would
+// need one. See TestWait_TimeBeginsWhenSent, TestWait_CallerLeaves, TestWait_FrozenServer,
+// TestWait_OnlyPingsAnswered, TestTogether_LostReply, TestClient_ManyColdKeys.
 type gate struct {
 	size  uint64
 	line  *line.Line
