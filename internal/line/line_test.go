@@ -50,6 +50,16 @@ func frozen(to time.Duration) latency {
 	return func(at time.Duration) (time.Duration, error) { return to - at, nil }
 }
 
+// comesAndGoes answers for 100 ms, is down until the end of a period, and so on.
+func comesAndGoes(period time.Duration, down func(to time.Duration) latency) latency {
+	return func(at time.Duration) (time.Duration, error) {
+		if at%period < 100*ms {
+			return healthy(at)
+		}
+		return down(at - at%period + period)(at)
+	}
+}
+
 // lossy loses each n-th command.
 func lossy(n int64) latency {
 	var count atomic.Int64
@@ -61,36 +71,38 @@ func lossy(n int64) latency {
 	}
 }
 
-// A fake is a server.
-type fake struct {
-	begun  time.Time
-	pinged atomic.Int64
+// A road is a line to a server that answers as a test wants.
+type road struct {
+	*Line
+	begun time.Time
+	asked atomic.Int64 // pings
 
-	mu              sync.Mutex
-	commands, pings latency // protected by mu
+	commands, pings atomic.Pointer[latency]
+
+	usersMu sync.Mutex
+	joined  []*user // protected by usersMu
+}
+
+func newRoad(commands, pings latency) *road {
+	r := &road{begun: time.Now()}
+	r.Line = New(r)
+	r.set(commands, pings)
+	return r
 }
 
 // set changes what the server does; nil changes nothing.
-func (f *fake) set(commands, pings latency) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (r *road) set(commands, pings latency) {
 	if commands != nil {
-		f.commands = commands
+		r.commands.Store(&commands)
 	}
 	if pings != nil {
-		f.pings = pings
+		r.pings.Store(&pings)
 	}
 }
 
-func (f *fake) command(ctx context.Context) error {
-	f.mu.Lock()
-	l := f.commands
-	f.mu.Unlock()
-	return f.wait(ctx, l)
-}
-
-func (f *fake) wait(ctx context.Context, l latency) error {
-	after, err := l(time.Since(f.begun))
+// wait waits for the answer to what is sent now.
+func (r *road) wait(ctx context.Context, is *latency) error {
+	after, err := (*is)(time.Since(r.begun))
 	if after == never {
 		after = time.Hour
 	}
@@ -102,26 +114,35 @@ func (f *fake) wait(ctx context.Context, l latency) error {
 	}
 }
 
-func (f *fake) Ping(ctx context.Context, _ string, _ bool) error {
-	f.pinged.Add(1)
-	f.mu.Lock()
-	l := f.pings
-	f.mu.Unlock()
-	return f.wait(ctx, l)
+func (r *road) Ping(ctx context.Context, _ string, _ bool) error {
+	r.asked.Add(1)
+	return r.wait(ctx, r.pings.Load())
 }
 
-func (f *fake) Explain(err error, within time.Duration) error {
+func (r *road) Explain(err error, within time.Duration) error {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	return fmt.Errorf("no answer within %v", within)
 }
 
+// isAway reports whether the line is away for a user with T when the watcher has done what is due.
+func (r *road) isAway() bool {
+	synctest.Wait()
+	return r.Away(T) != nil
+}
+
+func (r *road) isWatched() bool {
+	synctest.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.watcher != nil
+}
+
 // A user records when the line is away for it.
 type user struct {
 	User
-	line *Line
-	fake *fake
+	road *road
 
 	mu   sync.Mutex
 	away []span // protected by mu
@@ -129,20 +150,25 @@ type user struct {
 
 type span struct{ from, to time.Duration }
 
-func newUser(l *Line, f *fake, timeout time.Duration) *user {
-	u := &user{line: l, fake: f}
+func (r *road) join(timeout time.Duration) *user {
+	u := &user{road: r}
+	r.usersMu.Lock()
+	r.joined = append(r.joined, u)
+	r.usersMu.Unlock()
 	u.User = User{timeout, func(o *Outage) {
 		go func() {
-			from := time.Since(f.begun)
+			from := time.Since(r.begun)
 			<-o.Over
 			u.mu.Lock()
 			defer u.mu.Unlock()
-			u.away = append(u.away, span{from, time.Since(f.begun)})
+			u.away = append(u.away, span{from, time.Since(r.begun)})
 		}()
 	}}
-	l.Join(&u.User)
+	r.Join(&u.User)
 	return u
 }
+
+func (u *user) leave() { u.road.Leave(&u.User) }
 
 // outages returns the times of the outages that are over.
 func (u *user) outages() []span {
@@ -154,28 +180,28 @@ func (u *user) outages() []span {
 
 // call sends a command, for at most the user's Timeout, and returns how long that took.
 func (u *user) call() time.Duration {
-	begun := time.Now()
-	if u.line.Away(u.Timeout) != nil {
+	r, begun := u.road, time.Now()
+	opened := r.Opened()
+	if r.Away(u.Timeout) != nil {
 		return 0
 	}
-	opened := u.line.Opened()
-	u.line.Send("k", begun)
+	r.Send("k", begun)
 	replied := make(chan struct{})
 	go func() {
 		defer close(replied)
 		ctx, cancel := context.WithTimeout(context.Background(), u.Timeout)
 		defer cancel()
-		u.line.Done("k", u.fake.command(ctx))
+		r.Done("k", r.wait(ctx, r.commands.Load()))
 	}()
 	for {
 		select {
 		case <-replied:
 			return time.Since(begun)
 		case <-opened:
-			if u.line.Away(u.Timeout) != nil {
-				return time.Since(begun)
-			}
-			opened = u.line.Opened()
+			opened = r.Opened()
+		}
+		if r.Away(u.Timeout) != nil {
+			return time.Since(begun)
 		}
 	}
 }
@@ -187,7 +213,7 @@ func (u *user) calls(callers int, pause, until time.Duration) (slowest time.Dura
 	for i := range callers {
 		all.Go(func() {
 			time.Sleep(pause * time.Duration(i) / time.Duration(callers))
-			for time.Since(u.fake.begun) < until {
+			for time.Since(u.road.begun) < until {
 				took := u.call()
 				mu.Lock()
 				slowest = max(slowest, took)
@@ -204,7 +230,8 @@ func (u *user) calls(callers int, pause, until time.Duration) (slowest time.Dura
 // if no ping is answered either, and is back as soon as a ping is: at a thaw, or by the next one, if the last has
 // failed just before.
 func TestLine(t *testing.T) {
-	const end = 12 * time.Second
+	const from, to, end = 2 * time.Second, 8 * time.Second, 12 * time.Second // of an outage, and of the test
+	outage := []span{{from + T, to}}
 	late := T * 5 / 4 // between two pings
 	for name, c := range map[string]struct {
 		latency
@@ -215,10 +242,10 @@ func TestLine(t *testing.T) {
 		regular bool          // there is an outage in each second, and nothing else is known of the times
 	}{
 		"healthy":             {latency: healthy, slowest: ms},
-		"frozen":              {latency: between(2*time.Second, 8*time.Second, frozen(8*time.Second)), slowest: T, away: []span{{2*time.Second + T, 8 * time.Second}}, back: T / 4},
-		"killed":              {latency: between(2*time.Second, 8*time.Second, refused), slowest: ms, away: []span{{2*time.Second + T, 8 * time.Second}}, back: late},
-		"a black hole":        {latency: between(2*time.Second, 8*time.Second, lost), slowest: T, away: []span{{2*time.Second + T, 8 * time.Second}}, back: late},
-		"restarted":           {latency: between(2*time.Second, 2*time.Second+300*ms, refused), slowest: ms},
+		"frozen":              {latency: between(from, to, frozen(to)), slowest: T, away: outage, back: T / 4},
+		"killed":              {latency: between(from, to, refused), slowest: ms, away: outage, back: late},
+		"a black hole":        {latency: between(from, to, lost), slowest: T, away: outage, back: late},
+		"restarted":           {latency: between(from, from+300*ms, refused), slowest: ms},
 		"slow":                {latency: always(T * 9 / 10), slowest: T * 9 / 10},
 		"too slow":            {latency: always(T * 7 / 5), slowest: T, away: []span{{T, end}}, back: end},
 		"loses one of 50":     {latency: lossy(50), pings: healthy, slowest: T},
@@ -228,67 +255,65 @@ func TestLine(t *testing.T) {
 		"frozen every second": {latency: comesAndGoes(time.Second, frozen), slowest: T, regular: true},
 		"killed every 500 ms": {latency: comesAndGoes(T, func(time.Duration) latency { return refused }), slowest: ms},
 	} {
-		for _, callers := range []int{1, 16, 1000} {
-			for _, pause := range []time.Duration{5 * ms, 300 * ms} {
-				if callers == 1000 {
-					if pause *= 4; pause < T {
-						continue
-					}
+		for _, load := range []struct {
+			callers int
+			pause   time.Duration
+		}{{1, 5 * ms}, {1, 300 * ms}, {16, 5 * ms}, {16, 300 * ms}, {1000, 1200 * ms}} {
+			run(t, fmt.Sprintf("%s, %d every %v", name, load.callers, load.pause), func(t *testing.T) {
+				r := newRoad(c.latency, c.latency)
+				r.set(nil, c.pings)
+				u := r.join(T)
+				if slowest := u.calls(load.callers, load.pause, end); slowest > c.slowest {
+					t.Errorf("the slowest call took %v, want at most %v", slowest, c.slowest)
 				}
-				t.Run(fmt.Sprint(name, ", ", callers, " every ", pause), func(t *testing.T) {
-					t.Parallel()
-					synctest.Test(t, func(t *testing.T) {
-						f := &fake{commands: c.latency, pings: c.latency, begun: time.Now()}
-						f.set(nil, c.pings)
-						l := New(f)
-						u := newUser(l, f, T)
-						if slowest := u.calls(callers, pause, end); slowest > c.slowest {
-							t.Errorf("the slowest call took %v, want at most %v", slowest, c.slowest)
+				u.leave()
+				time.Sleep(2 * T) // the last ping
+				if r.isAway() || r.isWatched() {
+					t.Errorf("away: %t, watched: %t, though no user is left", r.isAway(), r.isWatched())
+				}
+				away := u.outages()
+				if c.regular {
+					for _, a := range away[:max(len(away)-1, 0)] {
+						if a.to%time.Second > T/4 {
+							t.Errorf("back at %v, want that at each thaw", a.to)
 						}
-						l.Leave(&u.User)
-						time.Sleep(2 * T) // the last ping
-						if l.Away(T) != nil || isWatched(l) {
-							t.Errorf("away: %v, watched: %t, though no user is left", l.Away(T) != nil, isWatched(l))
-						}
-						if c.regular {
-							for _, a := range u.outages()[:max(len(u.outages())-1, 0)] {
-								if a.to%time.Second > T/4 {
-									t.Errorf("back at %v, want that at each thaw", a.to)
-								}
-							}
-							if n := len(u.outages()); n < 8 {
-								t.Errorf("away %d times in %v", n, end)
-							}
-							return
-						}
-						ok := len(u.outages()) == len(c.away)
-						for i, w := range c.away {
-							ok = ok && in(u.outages()[i], w, pause, c.back)
-						}
-						if !ok {
-							t.Errorf("away %v, want %v", u.outages(), c.away)
-						}
-					})
-				})
-			}
+					}
+					if len(away) < 8 {
+						t.Errorf("away %d times in %v", len(away), end)
+					}
+				} else if !slices.EqualFunc(away, c.away, func(a, want span) bool { return isIn(a, want, load.pause, c.back) }) {
+					t.Errorf("away %v, want %v", away, c.away)
+				}
+			})
 		}
 	}
 }
 
-// in reports whether an outage has begun and ended as wanted, or a little later.
-func in(a, want span, late, back time.Duration) bool {
+// isIn reports whether an outage has begun and ended as wanted, or a little later.
+func isIn(a, want span, late, back time.Duration) bool {
 	return a.from >= want.from && a.from <= want.from+late+2*ms && a.to >= want.to && a.to <= want.to+back+2*ms
 }
 
+// run runs a subtest in a bubble, in parallel with others.
+func run(t *testing.T, name string, run func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, run)
+	})
+}
+
 // inBubble runs a test with a server that answers nothing from the beginning, unless the test changes that.
-func inBubble(t *testing.T, run func(t *testing.T, l *Line, f *fake)) {
+func inBubble(t *testing.T, run func(t *testing.T, r *road)) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		f := &fake{commands: lost, pings: lost, begun: time.Now()}
-		run(t, New(f), f)
+		r := newRoad(lost, lost)
+		run(t, r)
+		for _, u := range r.joined {
+			u.leave()
+		}
 		time.Sleep(time.Minute) // the last pings
-		if n := f.pinged.Load(); n > 0 {
-			if time.Sleep(time.Minute); f.pinged.Load() != n {
+		if n := r.asked.Load(); n > 0 {
+			if time.Sleep(time.Minute); r.asked.Load() != n {
 				t.Error("it pings for ever")
 			}
 		}
@@ -298,39 +323,37 @@ func inBubble(t *testing.T, run func(t *testing.T, l *Line, f *fake)) {
 // The watch goes on while one user is left, and the outage ends with the last one. A user that joins during an outage
 // hears of it.
 func TestLine_UsersComeAndGo(t *testing.T) {
-	inBubble(t, func(t *testing.T, l *Line, f *fake) {
-		users := []*user{newUser(l, f, T), newUser(l, f, T), newUser(l, f, T)}
-		go users[0].call()
+	inBubble(t, func(t *testing.T, r *road) {
+		first, second, last := r.join(T), r.join(T), r.join(T)
+		go first.call()
 		time.Sleep(T / 4)
-		l.Leave(&users[0].User)
+		first.leave()
 		time.Sleep(T)
-		l.Leave(&users[1].User)
-		users = append(users, newUser(l, f, T))
+		second.leave()
 		time.Sleep(5 * T)
-		for range 3 { // with at least one of them at any time
-			u := newUser(l, f, T)
-			l.Leave(&users[len(users)-1].User)
-			users = append(users, u)
+		told := []*user{second, last}
+		for range 4 { // one of them is there at any time
+			u := r.join(T)
+			last.leave()
+			last, told = u, append(told, u)
 			time.Sleep(T / 3)
 		}
-		if l.Away(T) == nil || f.pinged.Load() < 5 {
-			t.Errorf("away: %t, after %d pings", l.Away(T) != nil, f.pinged.Load())
+		if r.Away(T) == nil || r.asked.Load() < 5 {
+			t.Errorf("away: %t, after %d pings", r.Away(T) != nil, r.asked.Load())
 		}
-		l.Leave(&users[2].User)
-		l.Leave(&users[len(users)-1].User)
-		if l.Away(T) != nil {
+		last.leave()
+		if r.Away(T) != nil {
 			t.Error("away, though no user is left")
 		}
-		u := newUser(l, f, T)
-		begun := time.Now()
-		if took := u.call(); took != T || !isAway(l) {
-			t.Errorf("a new user waits for %v; away: %t", time.Since(begun), l.Away(T) != nil)
+		if took := r.join(T).call(); took != T || !r.isAway() {
+			t.Errorf("a new user waits for %v; away: %t", took, r.isAway())
 		}
-		l.Leave(&u.User)
-		synctest.Wait()
-		for i, u := range users {
-			if n := len(u.outages()); n != min(i, 1) { // the first one has left before
-				t.Errorf("user %d was told of %d outages", i, n)
+		if n := len(first.outages()); n != 0 {
+			t.Errorf("the first user, which had left before, was told of %d outages", n)
+		}
+		for i, u := range told {
+			if n := len(u.outages()); n != 1 {
+				t.Errorf("user %d was told of %d outages, want 1", i, n)
 			}
 		}
 	})
@@ -344,9 +367,9 @@ func TestLine_TimeoutsDiffer(t *testing.T) {
 		back time.Duration // how much later the end may be
 	}{"frozen": {frozen(10 * T), T / 4}, "killed": {between(0, 10*T, refused), T * 5 / 4}} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, l *Line, f *fake) {
-				f.set(c.latency, c.latency)
-				hasty, patient, other := newUser(l, f, T/10), newUser(l, f, T), newUser(l, f, T)
+			inBubble(t, func(t *testing.T, r *road) {
+				r.set(c.latency, c.latency)
+				hasty, patient, other := r.join(T/10), r.join(T), r.join(T)
 				var all sync.WaitGroup
 				for _, u := range []*user{hasty, patient} {
 					all.Go(func() {
@@ -356,8 +379,8 @@ func TestLine_TimeoutsDiffer(t *testing.T) {
 					})
 				}
 				time.Sleep(T / 2)
-				if l.Away(T/10) == nil || l.Away(T) != nil {
-					t.Errorf("away for the hasty one: %t, for the patient ones: %t", l.Away(T/10) != nil, l.Away(T) != nil)
+				if r.Away(T/10) == nil || r.Away(T) != nil {
+					t.Errorf("away for the hasty one: %t, for the patient ones: %t", r.Away(T/10) != nil, r.Away(T) != nil)
 				}
 				all.Wait()
 				time.Sleep(c.back + ms)
@@ -365,7 +388,6 @@ func TestLine_TimeoutsDiffer(t *testing.T) {
 					if a := u.outages(); len(a) != 1 || a[0].from != u.Timeout || a[0].to < 10*T || a[0].to > 10*T+c.back {
 						t.Errorf("with %v it is away %v, want from then to %v", u.Timeout, a, 10*T)
 					}
-					l.Leave(&u.User)
 				}
 			})
 		})
@@ -376,19 +398,15 @@ func TestLine_TimeoutsDiffer(t *testing.T) {
 func TestLine_TooSlowForOne(t *testing.T) {
 	for _, asks := range []bool{false, true} {
 		t.Run(fmt.Sprint("asks: ", asks), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, l *Line, f *fake) {
-				f.set(always(T/5), always(T/5))
-				hasty, patient := newUser(l, f, T/10), newUser(l, f, T)
-				var all sync.WaitGroup
+			inBubble(t, func(t *testing.T, r *road) {
+				r.set(always(T/5), always(T/5))
+				hasty, patient := r.join(T/10), r.join(T)
 				if asks {
-					all.Go(func() { patient.calls(2, T/3, 20*T) })
+					go patient.calls(2, T/3, 20*T)
 				}
 				hasty.calls(3, ms, 20*T)
-				all.Wait()
-				time.Sleep(T)
-				l.Leave(&hasty.User)
-				l.Leave(&patient.User)
-				synctest.Wait()
+				time.Sleep(2 * T)
+				hasty.leave()
 				if len(hasty.outages()) == 0 || len(patient.outages()) > 0 {
 					t.Errorf("away %v for the hasty one, %v for the patient one", hasty.outages(), patient.outages())
 				}
@@ -399,188 +417,153 @@ func TestLine_TooSlowForOne(t *testing.T) {
 
 // A process that was held up does not take that for a silence of the server.
 func TestLine_HeldUp(t *testing.T) {
-	inBubble(t, func(t *testing.T, l *Line, f *fake) {
-		f.set(always(5*T), nil) // arrives when the process goes on
-		f.set(nil, healthy)
-		u := newUser(l, f, 100*T)
+	inBubble(t, func(t *testing.T, r *road) {
+		r.set(always(5*T), healthy) // arrives when the process goes on
+		u := r.join(100 * T)
 		u.Timeout = T
-		l.watcher = newWatcher(5*T-ms, l.look) // too late
+		r.watcher = newWatcher(5*T-ms, r.look) // too late
 		go u.call()
-		time.Sleep(5*T - ms)
-		time.Sleep(T / 4)
-		if l.Away(T) != nil || f.pinged.Load() > 0 {
-			t.Errorf("away: %t, after %d pings", l.Away(T) != nil, f.pinged.Load())
+		time.Sleep(5*T - ms + T/4)
+		if r.Away(T) != nil || r.asked.Load() > 0 {
+			t.Errorf("away: %t, after %d pings", r.Away(T) != nil, r.asked.Load())
 		}
-		f.set(healthy, nil)
+		r.set(healthy, nil)
 		u.call()
-		f.set(lost, lost)
-		if took := u.call(); took != T || !isAway(l) {
-			t.Errorf("later it waits for %v, away: %t", took, l.Away(T) != nil)
+		r.set(lost, lost)
+		if took := u.call(); took != T || !r.isAway() {
+			t.Errorf("later it waits for %v, away: %t", took, r.isAway())
 		}
-		l.Leave(&u.User)
 	})
 }
 
 // A watcher that was held up while the line is away pings, and finds the server there.
 func TestLine_HeldUpWhileAway(t *testing.T) {
-	inBubble(t, func(t *testing.T, l *Line, f *fake) {
-		f.set(nil, between(0, 3*T, lost))
-		u := newUser(l, f, T)
+	inBubble(t, func(t *testing.T, r *road) {
+		r.set(nil, between(0, 3*T, lost))
+		u := r.join(T)
 		tell := u.Away
 		u.Away = func(o *Outage) { tell(o); time.Sleep(5 * T) } // the watcher calls it
 		u.call()
 		time.Sleep(6 * T)
-		if l.Away(T) != nil || len(u.outages()) != 1 {
-			t.Errorf("away: %t; it was away %v", l.Away(T) != nil, u.outages())
+		if r.Away(T) != nil || len(u.outages()) != 1 {
+			t.Errorf("away: %t; it was away %v", r.Away(T) != nil, u.outages())
 		}
-		l.Leave(&u.User)
 	})
 }
 
 // Pings are not regular. Otherwise they would never meet a server that comes and goes regularly.
 func TestLine_ComesAndGoes(t *testing.T) {
-	inBubble(t, func(t *testing.T, l *Line, f *fake) {
+	inBubble(t, func(t *testing.T, r *road) {
 		comes := comesAndGoes(2*T, func(time.Duration) latency { return refused })
-		f.set(comes, comes)
-		u := newUser(l, f, T)
+		r.set(comes, comes)
+		u := r.join(T)
 		u.calls(1, T/10, 2*time.Minute)
 		if n := len(u.outages()); n < 3 {
 			t.Errorf("back %d times in two minutes", n)
 		}
-		l.Leave(&u.User)
 	})
 }
 
 // An idle line sends nothing, whatever was lost before. A ping that is lost shows nothing of the next silence.
 func TestLine_Idle(t *testing.T) {
-	inBubble(t, func(t *testing.T, l *Line, f *fake) {
-		f.set(healthy, healthy)
-		u := newUser(l, f, T)
+	inBubble(t, func(t *testing.T, r *road) {
+		r.set(healthy, healthy)
+		u := r.join(T)
 		for range 10 {
 			u.call()
 			time.Sleep(T)
 		}
-		if n := f.pinged.Load(); n > 0 || isWatched(l) {
-			t.Errorf("%d pings; watched: %t", n, isWatched(l))
+		if n := r.asked.Load(); n > 0 || r.isWatched() {
+			t.Errorf("%d pings; watched: %t", n, r.isWatched())
 		}
-		f.set(nil, lost)
-		f.set(always(T*3/4), nil) // the ping at half of the time is lost
+		r.set(always(T*3/4), lost) // the ping at half of the time is lost
 		u.call()
-		f.set(always(T*9/10), nil)
-		if took := u.call(); took != T*9/10 || l.Away(T) != nil {
-			t.Errorf("the next command took %v; away: %t", took, l.Away(T) != nil)
+		r.set(always(T*9/10), nil)
+		if took := u.call(); took != T*9/10 || r.Away(T) != nil {
+			t.Errorf("the next command took %v; away: %t", took, r.Away(T) != nil)
 		}
-		l.Leave(&u.User)
 	})
 }
 
 // A second silence that begins right after an outage is noticed as soon as the first.
 func TestLine_SilentAgain(t *testing.T) {
-	inBubble(t, func(t *testing.T, l *Line, f *fake) {
-		f.set(frozen(5*T), frozen(5*T))
-		u := newUser(l, f, T)
+	inBubble(t, func(t *testing.T, r *road) {
+		r.set(frozen(5*T), frozen(5*T))
+		u := r.join(T)
 		u.calls(1, ms, 5*T)
-		if o := l.Away(T); o != nil { // the last ping has failed just before
+		if o := r.Away(T); o != nil { // the last ping has failed just before
 			<-o.Over
 		}
-		f.set(lost, lost)
-		if took := u.call(); took != T || !isAway(l) {
-			t.Errorf("%v; away: %t", took, l.Away(T) != nil)
+		r.set(lost, lost)
+		if took := u.call(); took != T || !r.isAway() {
+			t.Errorf("%v; away: %t", took, r.isAway())
 		}
-		l.Leave(&u.User)
 	})
 }
 
 // What the client has in memory shows nothing of the server: a silence goes on, and none begins.
 func TestLine_Unknown(t *testing.T) {
-	inBubble(t, func(t *testing.T, l *Line, f *fake) {
-		u := newUser(l, f, T)
+	inBubble(t, func(t *testing.T, r *road) {
+		u := r.join(T)
 		hot := func(until time.Duration) {
-			for time.Since(f.begun) < until {
-				l.Send("k", time.Now())
-				l.Done("k", ErrUnknown)
+			for time.Since(r.begun) < until {
+				r.Send("k", time.Now())
+				r.Done("k", ErrUnknown)
 				time.Sleep(ms)
 			}
 		}
-		if hot(10 * T); l.Away(T) != nil || f.pinged.Load() > 0 {
-			t.Errorf("away: %t, after %d pings", l.Away(T) != nil, f.pinged.Load())
+		if hot(10 * T); r.Away(T) != nil || r.asked.Load() > 0 {
+			t.Errorf("away: %t, after %d pings", r.Away(T) != nil, r.asked.Load())
 		}
 		go hot(13 * T)
-		if took := u.call(); took != T || !isAway(l) {
-			t.Errorf("a command waits for %v; away: %t", took, l.Away(T) != nil)
+		if took := u.call(); took != T || !r.isAway() {
+			t.Errorf("a command waits for %v; away: %t", took, r.isAway())
 		}
 		time.Sleep(2 * T)
-		l.Leave(&u.User)
 	})
 }
 
 // Users, commands and outages may come and go at the same time.
 func TestLine_Crowd(t *testing.T) {
-	inBubble(t, func(t *testing.T, l *Line, f *fake) {
-		f.set(lossy(3), lossy(2))
+	inBubble(t, func(t *testing.T, r *road) {
+		r.set(lossy(3), lossy(2))
 		var all sync.WaitGroup
 		for i := range 8 {
 			all.Go(func() {
 				for range 200 {
-					u := newUser(l, f, T/time.Duration(i+1))
+					u := r.join(T / time.Duration(i+1))
 					for range 5 {
 						u.call()
-						l.Look()
+						r.Look()
 					}
-					l.Leave(&u.User)
+					u.leave()
 				}
 			})
 		}
 		all.Wait()
 		time.Sleep(2 * T) // commands that their callers have left
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.flying != 0 || l.Away(0) != nil {
-			t.Errorf("%d commands are on their way; away: %t", l.flying, l.Away(0) != nil)
+		if r.mu.Lock(); r.flying != 0 || r.Away(0) != nil {
+			t.Errorf("%d commands are on their way; away: %t", r.flying, r.Away(0) != nil)
 		}
+		r.mu.Unlock()
 	})
 }
 
 // The error of an outage is the last one of a command, if one has failed.
 func TestLine_Err(t *testing.T) {
-	inBubble(t, func(t *testing.T, l *Line, f *fake) {
-		u := newUser(l, f, T)
-		l.Send("k", time.Now())
+	inBubble(t, func(t *testing.T, r *road) {
+		u := r.join(T)
+		r.Send("k", time.Now())
 		time.Sleep(T + ms)
-		if err := l.Away(T).Err; err.Error() != "no answer within 500ms" {
+		if err := r.Away(T).Err; err.Error() != "no answer within 500ms" {
 			t.Error(err)
 		}
-		f.set(nil, healthy)
+		r.set(nil, healthy)
 		time.Sleep(2 * T)
-		f.set(refused, lost)
+		r.set(refused, lost)
 		u.calls(1, ms, 6*T)
-		if err := l.Away(T).Err; !errors.Is(err, errRefused) {
+		if err := r.Away(T).Err; !errors.Is(err, errRefused) {
 			t.Error(err)
 		}
-		l.Leave(&u.User)
 	})
-}
-
-// isAway reports whether the line is away when the watcher has done what is due.
-func isAway(l *Line) bool {
-	synctest.Wait()
-	return l.Away(T) != nil
-}
-
-// isWatched reports whether a goroutine watches the line.
-func isWatched(l *Line) bool {
-	synctest.Wait()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.watcher != nil
-}
-
-// comesAndGoes answers for 100 ms, is down until the end of a period, and so on.
-func comesAndGoes(period time.Duration, down func(to time.Duration) latency) latency {
-	return func(at time.Duration) (time.Duration, error) {
-		if at%period < 100*ms {
-			return healthy(at)
-		}
-		return down(at - at%period + period)(at)
-	}
 }
