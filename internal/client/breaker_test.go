@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -16,22 +17,24 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// A panic of the function that the breaker reports to does not affect the breaker.
+// A breaker stays open while the server says that it does not serve, and closes by itself once it gives another answer.
+// A panic of the function that the breaker reports to does not affect that.
 func TestBreaker_PanickingTrace(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
 		w := watch(t, rdb, timeout)
 		var told atomic.Int64
 		w.changes.changed = func(error) { told.Add(1); panic("a bug of the user's") }
-		for i := 1; i <= 3; i++ {
+		const pong, refusal = "", "NOPERM this user has no permissions to run the 'ping' command"
+		for i, answer := range []string{pong, refusal, pong} {
 			m.SetError(loading)
 			w.openBreaker()
-			if !w.AnyAway() {
+			if time.Sleep(10 * timeout); !w.AnyAway() {
 				t.Fatal("not open")
 			}
-			m.SetError("")
+			m.SetError(answer)
 			time.Sleep(2 * timeout)
-			if w.AnyAway() || w.Refusal("k") != nil || int(told.Load()) != 2*i || w.failures("ping") != 2*i {
+			if changes := 2 * (i + 1); w.AnyAway() || w.Refusal("k") != nil || int(told.Load()) != changes || w.failures("ping") != changes {
 				t.Fatalf("open %t, refusal %v, told %d times, %d panics told", w.AnyAway(), w.Refusal("k"), told.Load(), w.failures("ping"))
 			}
 		}
@@ -42,49 +45,162 @@ func TestBreaker_PanickingTrace(t *testing.T) {
 // before it, and while commands queue. So a caller that asks several caches waits for that time once.
 func TestBreaker_AfterTheLastAnswer(t *testing.T) {
 	t.Parallel()
-	for kind, open := range muteKinds() {
-		if kind == "wrapped" { // by a value: two caches on it share nothing
-			continue
-		}
-		for way, get := range gets {
-			for _, others := range []struct {
-				callers int // which queue
-				pause   time.Duration
-			}{{}, {callers: 5}, {callers: 5, pause: timeout / 8}} {
-				for _, last := range []time.Duration{0, timeout / 100, timeout / 10, timeout / 3, timeout * 9 / 10} {
-					runInBubble(t, fmt.Sprintf("%s/%s/%+v/%v", kind, way, others, last), func(t *testing.T) {
-						rdb := open(t)
-						a, b := watch(t, rdb, timeout), watch(t, rdb, timeout)
-						a.node.alone.size, a.node.together.size = 3, 2
-						begun := time.Now()
-						request := func() {
-							for _, w := range []*watcher{a, b, a, b} {
-								if err := w.Refusal("k"); err != nil { // a caller asks this first
-									continue
-								}
-								if err := get(w, t.Context()); err == nil {
-									t.Error("answered")
-								}
-							}
-							if took := time.Since(begun); took > last+timeout {
-								t.Errorf("four commands of two caches have waited for %v", took)
-							}
+	type others struct {
+		callers int // which queue
+		pause   time.Duration
+	}
+	for _, others := range []others{{}, {callers: 5}, {callers: 5, pause: timeout / 8}} {
+		for _, last := range []time.Duration{0, timeout / 100, timeout / 10, timeout / 3, timeout * 9 / 10} {
+			eachGet(t, fmt.Sprintf("%+v/%v", others, last), func(t *testing.T, _ string, rdb redis.UniversalClient, get getFunc) {
+				a, b := watch(t, rdb, timeout), watch(t, rdb, timeout)
+				a.node.alone.size, a.node.together.size = 3, 2
+				begun := time.Now()
+				request := func() {
+					for _, w := range []*watcher{a, b, a, b} {
+						if err := get(w, t.Context()); err == nil {
+							t.Error("answered")
 						}
-						var wg sync.WaitGroup
-						wg.Go(func() {
-							_, _ = Do(t.Context(), a.Client, "last", "k", func(context.Context) (int, error) { time.Sleep(last); return 0, nil })
-						})
-						wg.Go(request)
-						time.Sleep(last + others.pause)
-						for range others.callers {
-							wg.Go(request)
-						}
-						wg.Wait()
-					})
+					}
+					if took := time.Since(begun); took > last+timeout {
+						t.Errorf("four commands of two caches have waited for %v", took)
+					}
 				}
-			}
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					_, _ = Do(t.Context(), a.Client, "last", "k", func(context.Context) (int, error) { time.Sleep(last); return 0, nil })
+				})
+				wg.Go(request)
+				time.Sleep(last + others.pause)
+				for range others.callers {
+					wg.Go(request)
+				}
+				wg.Wait()
+			})
 		}
 	}
+}
+
+// What one user of a client learns of its server protects all users, and each reports the breaker. An
+// answer to any of them closes it.
+func TestBreaker_Shared(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		users, locker := []*watcher{watch(t, rdb, timeout), watch(t, rdb, timeout)}, unwatched(rdb, timeout)
+		check := func(away bool, told ...bool) {
+			t.Helper()
+			synctest.Wait()
+			for i, w := range users {
+				got, err := w.reported(), w.Refusal("k")
+				if w.Away("k") != away || w.AnyAway() != away || (err != nil) != away || !slices.Equal(got, told) {
+					t.Errorf("user %d: away %t, any %t, refusal %v, told %v; want %t, and told %v",
+						i, w.Away("k"), w.AnyAway(), err, got, away, told)
+				}
+			}
+			if err := locker.Refusal("k"); (err != nil) != away {
+				t.Errorf("a lock is refused with %v; away: %t", err, away)
+			}
+		}
+		m.SetError(loading)
+		users[0].openBreaker()
+		users = append(users, watch(t, rdb, timeout)) // it comes when the breaker is open
+		check(true, true)
+		m.SetError("")
+		_ = users[1].do(nil) // a command that is sent nevertheless, such as a Delete
+		check(false, true, false)
+	})
+}
+
+// A lock tries by itself when no cache probes the server any more, also if its command has to wait at the gate.
+func TestBreaker_LockAfterTheLastCache(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		w := watch(t, rdb, timeout)
+		locker := unwatched(rdb, timeout)
+		locker.node.alone.size = 1
+		m.SetError(loading)
+		w.openBreaker()
+		if locker.Refusal("k") == nil {
+			t.Error("it tries while a cache probes")
+		}
+		w.close()
+		if err := locker.Refusal("k"); err != nil {
+			t.Error(err)
+		}
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				_, err := Do(t.Context(), locker, "lock", "k", func(context.Context) (int, error) { time.Sleep(timeout / 2); return 1, nil })
+				redistest.Must(t, err)
+			})
+		}
+		wg.Wait()
+		if w.node.line.Away(0) != nil {
+			t.Error("open after an answer")
+		}
+	})
+}
+
+// A caller that asks alone waits for a silent server once, whatever its first command was: that and an unanswered ping
+// open the breaker.
+func TestBreaker_OneCaller(t *testing.T) {
+	t.Parallel()
+	const within = timeout * 19 / 20
+	for name, first := range map[string]func(ctx context.Context, w *watcher) error{
+		"a command that overtakes": func(ctx context.Context, w *watcher) error {
+			_, err := doNow(ctx, w.Client, "now", "k", w.read)
+			return err
+		},
+		"a command with less time": func(ctx context.Context, w *watcher) error {
+			begun := time.Now()
+			_, err := DoWithin(ctx, w.Client, Command{Op: "within", Key: "k", Within: within}, w.read)
+			if took := time.Since(begun); took != within {
+				t.Errorf("it took %v, want %v", took, within)
+			}
+			return err
+		},
+		"a script that takes": func(ctx context.Context, w *watcher) error { return w.take(ctx, nil).Err },
+	} {
+		runInBubble(t, name, func(t *testing.T) {
+			w, begun := watch(t, mute(t), timeout), time.Now()
+			if err := first(t.Context(), w); err == nil {
+				t.Error("answered")
+			}
+			_, _, _ = w.Get(t.Context(), nil, "k")
+			if took := time.Since(begun); took > timeout {
+				t.Errorf("it and a GET have waited for %v", took)
+			}
+		})
+	}
+}
+
+// When the breaker opens, commands that are on their way keep no caller waiting, whichever cache or lock has sent them.
+// Callers are released before the outage is reported.
+func TestBreaker_OpensForThoseThatWait(t *testing.T) {
+	t.Parallel()
+	eachGet(t, "", func(t *testing.T, _ string, rdb redis.UniversalClient, get getFunc) {
+		a, b := watch(t, rdb, timeout), watch(t, rdb, timeout)
+		locker := &watcher{Client: New(rdb, timeout, b.Client.failed, nil, nil)}
+		a.node.alone.size = 100                                     // so that none queues
+		a.changes.changed = func(error) { time.Sleep(time.Minute) } // the user's function, which may take long
+		b.changes.changed = a.changes.changed
+		begun := time.Now()
+		go func() { _ = get(a, t.Context()) }()
+		for range 10 {
+			time.Sleep(timeout / 12)
+			for name, w := range map[string]*watcher{"a cache": b, "the one that notices": a, "a lock": locker} {
+				go func() {
+					err := get(w, t.Context())
+					if took := time.Since(begun); took > timeout || !errors.Is(err, ErrAway) && took < timeout*15/16 {
+						t.Errorf("%s: %v after %v", name, err, took)
+					}
+				}()
+			}
+		}
+		time.Sleep(2 * time.Minute)
+		if got := b.failures("get"); got < 20 {
+			t.Errorf("%d of 20 commands have failed", got)
+		}
+	})
 }
 
 // When the user has closed the client, the breaker stays open, and nothing waits any more for it to close.
@@ -114,20 +230,18 @@ func TestBreaker_ClientClosed(t *testing.T) {
 // watch it again.
 func TestCluster_SilentNode(t *testing.T) {
 	t.Parallel()
-	for name, meanwhile := range map[string]func(t *testing.T, w *watcher){
-		"known": func(t *testing.T, w *watcher) {
-			n := w.nodeOf("k")
-			time.Sleep(2 * idle)
-			if w.nodes.forgetIdle(); w.nodeOf("k") != n {
-				t.Error("forgotten while its breaker is open")
-			}
-		},
-		"forgotten": func(_ *testing.T, w *watcher) { w.nodes.of.Clear() },
-	} {
-		runInBubble(t, name, func(t *testing.T) {
+	for _, forgotten := range []bool{false, true} {
+		runInBubble(t, fmt.Sprint("forgotten=", forgotten), func(t *testing.T) {
 			w := watchCluster(t, mute(t).Options().Dialer)
 			w.openBreaker()
-			meanwhile(t, w)
+			if n := w.nodeOf("k"); forgotten {
+				w.nodes.of.Clear()
+			} else {
+				time.Sleep(2 * idle)
+				if w.nodes.forgetIdle(); w.nodeOf("k") != n {
+					t.Error("forgotten while its breaker is open")
+				}
+			}
 			for range 10 {
 				if !w.Away("k") {
 					t.Fatal("not open")
@@ -144,7 +258,6 @@ func TestCluster_SilentNode(t *testing.T) {
 			if got := w.reported(); w.Away("k") || w.AnyAway() || !slices.Equal(got, []bool{true, false}) {
 				t.Errorf("after an answer: away %t, any %t, told %v", w.Away("k"), w.AnyAway(), got)
 			}
-			w.close()
 		})
 	}
 }

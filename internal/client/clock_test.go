@@ -21,10 +21,10 @@ local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 if now > tonumber(ARGV[1]) then return redis.error_reply('LATE ' .. string.format('%.0f', now)) end
 return redis.call('INCR', KEYS[1])`)
 
-func (w *watcher) take(ctx context.Context) (int64, error) {
-	r := Run(ctx, w.Client, Command{Op: "take", Key: "k", Within: w.Timeout}, ScriptCall{takes, append(takes.Call(1, 1), "k", 0)},
-		func(cmd *redis.Cmd) (int64, error) { return cmd.Int64() })
-	return r.Value, r.Err
+// take takes something. sent may be nil: see [Command.Sent].
+func (w *watcher) take(ctx context.Context, sent *time.Time) Reply[int64] {
+	what := Command{Op: "take", Key: "k", Within: w.Timeout, Again: Always, Sent: sent}
+	return Run(ctx, w.Client, what, ScriptCall{takes, append(takes.Call(1, 1), "k", 0)}, (*redis.Cmd).Int64)
 }
 
 // A command that takes something does so whatever the clock of the server shows: after the clock has been
@@ -40,26 +40,25 @@ func TestTaking_ClockJumps(t *testing.T) {
 			for range 3 {
 				m.SetTime(time.Now().Add(jump))
 				taken++
-				if n, err := w.take(t.Context()); n != taken || err != nil {
-					t.Errorf("jump of %v: %d, %v, want %d", jump, n, err, taken)
+				if r := w.take(t.Context(), nil); r.Value != taken || r.Err != nil {
+					t.Errorf("jump of %v: %v, want %d", jump, r, taken)
 				}
 				time.Sleep(time.Millisecond)
 			}
 		}
 		var wg sync.WaitGroup
 		var sent atomic.Int64
-		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		noteTrips(rdb, func(cmds []redis.Cmder) {
 			for _, cmd := range cmds {
-				if cmd.Name() == "evalsha" || cmd.Name() == "eval" {
+				if cmd.Name() == "evalsha" {
 					sent.Add(1)
 				}
 			}
-			return nil
-		}))
+		})
 		m.SetTime(time.Now().Add(24 * time.Hour))
 		for range 100 {
 			wg.Go(func() {
-				if _, err := w.take(t.Context()); err != nil {
+				if err := w.take(t.Context(), nil).Err; err != nil {
 					t.Error(err)
 				}
 			})
@@ -76,9 +75,7 @@ func TestTaking_ClockJumpsLate(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
 		w := watch(t, rdb, timeout)
-		if _, err := w.take(t.Context()); err != nil { // the server knows the script
-			t.Fatal(err)
-		}
+		redistest.Must(t, w.take(t.Context(), nil).Err) // the server knows the script
 		var sent atomic.Int64
 		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
 			if cmds[0].Name() == "evalsha" {
@@ -95,7 +92,7 @@ func TestTaking_ClockJumpsLate(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() {
-				if _, err := w.take(t.Context()); err != nil {
+				if err := w.take(t.Context(), nil).Err; err != nil {
 					t.Error(err)
 				}
 			})
@@ -119,19 +116,16 @@ func TestTaking_Until(t *testing.T) {
 		m.SetTime(time.Now().Add(ahead))
 		var until time.Time
 		var sent []string
-		w.Client.Redis.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		noteTrips(rdb, func(cmds []redis.Cmder) {
 			sent = append(sent, cmds[0].Name())
 			if args := cmds[0].Args(); len(args) == 5 {
 				until = time.UnixMicro(args[4].(int64)).Add(-ahead)
 			}
-			return nil
-		}))
+		})
 		for _, deadline := range []time.Duration{time.Hour, timeout / 2} {
 			ctx, cancel := context.WithTimeout(t.Context(), deadline)
 			begun := time.Now()
-			if _, err := w.take(ctx); err != nil {
-				t.Error(err)
-			}
+			redistest.Must(t, w.take(ctx, nil).Err)
 			if stays := until.Sub(begun); stays > min(deadline, timeout) || stays < min(deadline, timeout*15/16)-time.Millisecond {
 				t.Errorf("deadline %v, timeout %v: it may be executed for %v", deadline, timeout, stays)
 			}
@@ -140,7 +134,7 @@ func TestTaking_Until(t *testing.T) {
 		sent = nil
 		time.Sleep(lookAgain)
 		m.SetTime(time.Now().Add(ahead))
-		if _, err := w.take(t.Context()); err != nil || !slices.Equal(slices.DeleteFunc(sent, func(name string) bool { return name == "hello" }), []string{"time", "evalsha"}) {
+		if err := w.take(t.Context(), nil).Err; err != nil || !slices.Equal(sent, []string{"time", "evalsha"}) {
 			t.Errorf("%v, after %q", err, sent)
 		}
 	})
@@ -152,26 +146,34 @@ func TestTaking_HastyAndPatient(t *testing.T) {
 		rdb := mute(t)
 		hasty, patient := watch(t, rdb, timeout/10), watch(t, rdb, timeout)
 		begun := time.Now()
-		go func() { _, _ = patient.take(t.Context()) }()
+		go patient.take(t.Context(), nil)
 		go func() { _ = hasty.get(t.Context()) }()
 		time.Sleep(timeout / 20)
-		_, err := hasty.take(t.Context())
+		err := hasty.take(t.Context(), nil).Err
 		if took := time.Since(begun); !errors.Is(err, ErrAway) || !Unsent(err) || took > timeout/10 {
 			t.Errorf("%v after %v", err, took)
 		}
 	})
 }
 
-// Commands that need the time of a server ask for it once, and none waits for longer than it may.
+// Commands that need the time of a silent server ask for it once. None of them is sent, and none waits for longer than
+// it may.
 func TestTaking_SilentServer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w := watch(t, mute(t), timeout)
 		var wg sync.WaitGroup
 		begun := time.Now()
-		for range 100 {
+		for i := range 100 {
 			wg.Go(func() {
-				if _, err := w.take(t.Context()); !Unreachable(err) || !Unsent(err) || time.Since(begun) > timeout {
-					t.Errorf("%v after %v, want an unsent command", err, time.Since(begun))
+				var sent time.Time
+				ctx, cancel := context.WithTimeout(t.Context(), timeout/4+time.Duration(i%2)*timeout)
+				defer cancel()
+				r := w.take(ctx, &sent)
+				if end, _ := ctx.Deadline(); time.Now().After(end) || time.Since(begun) > timeout {
+					t.Errorf("it has waited for %v", time.Since(begun))
+				}
+				if !Unreachable(r.Err) || !Unsent(r.Err) || r.Lost || !sent.IsZero() {
+					t.Errorf("%v, sent at %v; want an unsent command", r, sent)
 				}
 			})
 		}
@@ -189,8 +191,7 @@ func TestTaking_Together(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
 		w := watch(t, rdb, timeout)
 		m.SetTime(time.Now())
-		_, err := w.take(t.Context())
-		redistest.Must(t, err)
+		redistest.Must(t, w.take(t.Context(), nil).Err)
 		until := make(chan time.Time, 1)
 		rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, _ redis.ProcessPipelineHook) error {
 			time.Sleep(timeout / 2)
@@ -198,15 +199,8 @@ func TestTaking_Together(t *testing.T) {
 			time.Sleep(time.Hour)
 			return ctx.Err()
 		}))
-		w.node.together.tryEnter()
-		w.node.together.size = 1
-		var all sync.WaitGroup
-		for range 2 {
-			all.Go(func() { _, _ = w.take(t.Context()) })
-		}
-		synctest.Wait()
-		w.node.together.leave(true)
-		all.Wait()
+		take := func() { w.take(t.Context(), nil) }
+		goTogether(w.Client, take, take).Wait()
 		if u := <-until; u.After(time.Now()) || u.Before(time.Now().Add(-timeout/8)) {
 			t.Errorf("it may be executed until %v after its caller has left", time.Until(u))
 		}

@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -23,20 +22,12 @@ func TestPipelined_RefusedByHook(t *testing.T) {
 		if _, _, err := w.GetMany(t.Context(), nil, []string{"a", "b"}); !errors.Is(err, errRefusing) {
 			t.Errorf("GetMany: %v", err)
 		}
-		g := w.node.together
-		g.size, g.most = 1, 2
-		g.tryEnter() // until all wait
-		var wg sync.WaitGroup
-		for range 2 { // which go together
-			wg.Go(func() {
-				if _, _, err := w.Get(t.Context(), nil, "a"); !errors.Is(err, errRefusing) {
-					t.Errorf("Get: %v", err)
-				}
-			})
+		get := func() {
+			if _, _, err := w.Get(t.Context(), nil, "a"); !errors.Is(err, errRefusing) {
+				t.Errorf("Get: %v", err)
+			}
 		}
-		synctest.Wait()
-		g.leave(true)
-		wg.Wait()
+		goTogether(w.Client, get, get).Wait()
 	})
 }
 
@@ -55,17 +46,12 @@ func TestDo_TraceLeaves(t *testing.T) {
 	} {
 		runInBubble(t, name, func(t *testing.T) {
 			c := New(mute(t), timeout, func(context.Context, string, error) { way.leave() }, func(error) {}, nil)
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
+			var caller sync.WaitGroup // which waits for ever if it is kept: then the bubble fails
+			caller.Go(func() {
 				defer func() { _ = recover() }()
 				_, _ = Do(t.Context(), c, "test", "k", way.cmd)
-			}()
-			select {
-			case <-ended:
-			case <-time.After(time.Minute):
-				t.Error("the caller waits for ever")
-			}
+			})
+			caller.Wait()
 			if places := c.node.alone.state.Load(); places != 0 {
 				t.Errorf("%d places are taken", places)
 			}

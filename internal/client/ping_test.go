@@ -55,9 +55,8 @@ func TestPing_DeadConnections(t *testing.T) {
 			w := watch(t, rdb, timeout)
 			var pool []*redis.Conn
 			for range 20 {
-				conn := rdb.Conn()
-				redistest.Must(t, conn.Ping(t.Context()).Err())
-				pool = append(pool, conn)
+				pool = append(pool, rdb.Conn())
+				redistest.Must(t, pool[len(pool)-1].Ping(t.Context()).Err())
 			}
 			for _, conn := range pool {
 				redistest.Must(t, conn.Close())
@@ -73,26 +72,18 @@ func TestPing_DeadConnections(t *testing.T) {
 				t.Fatalf("%d connections for pipelines", idle)
 			}
 			hole.Add(1)
-			begun := time.Now()
-			for time.Since(begun) < 3*timeout {
-				if w.Refusal("k") == nil {
-					_ = w.get(t.Context())
-				}
-				time.Sleep(time.Millisecond)
+			for begun := time.Now(); time.Since(begun) < 3*timeout; time.Sleep(time.Millisecond) {
+				_ = gets["Do"](w, t.Context())
 			}
 			hole.Add(1)
-			time.Sleep(timeout * 3 / 2)
-			if w.Away("k") {
+			if time.Sleep(timeout * 3 / 2); w.Away("k") {
 				t.Error("away, although the server answers over new connections")
 			}
 			for range 30 {
 				if err := w.get(t.Context()); err != redis.Nil {
 					t.Errorf("GET: %v", err)
 				}
-				_, err := Do(t.Context(), w.Client, "get", "k", func(ctx context.Context) ([]redis.Cmder, error) {
-					return rdb.Pipelined(ctx, func(p redis.Pipeliner) error { return p.Get(ctx, "k").Err() })
-				})
-				if err != redis.Nil {
+				if _, _, err := w.GetMany(t.Context(), nil, []string{"k"}); err != nil {
 					t.Errorf("a pipeline: %v", err)
 				}
 			}

@@ -13,37 +13,41 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-func runAll(ctx context.Context, w *watcher, calls ...ScriptCall) []Reply[int64] {
-	return RunAll(ctx, w.Client, Command{Op: "op", Key: "k", Within: timeout}, calls, func(cmd *redis.Cmd) (int64, error) { return cmd.Int64() })
+func runAll(ctx context.Context, w *watcher, again Again, read func(*redis.Cmd) (int64, error), calls ...ScriptCall) []Reply[int64] {
+	return RunAll(ctx, w.Client, Command{Op: "op", Key: "k", Within: timeout, Again: again}, calls, read)
+}
+
+// callOf returns a call of a script without arguments.
+func callOf(s Script, keys ...any) ScriptCall {
+	return ScriptCall{s, append(s.Call(len(keys), 0), keys...)}
 }
 
 // The calls of scripts go in one pipeline, and each has its own reply. Calls of scripts that the server does not know
-// go again, by their text.
+// go again, by their text. A hook that changes the arguments of a command, for example its keys, changes no other one.
 func TestRunAll(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		_, rdb := redistest.StartMini(t)
+		m, rdb := redistest.StartMini(t)
 		var sent []string
-		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
-			if name := cmds[0].Name(); name != "hello" {
-				sent = append(sent, fmt.Sprint(len(cmds), name))
+		noteTrips(rdb, func(cmds []redis.Cmder) {
+			sent = append(sent, fmt.Sprint(len(cmds), cmds[0].Name()))
+			for _, cmd := range cmds {
+				cmd.Args()[3] = "tenant:" + cmd.Args()[3].(string)
 			}
-			return nil
-		}))
+		})
 		w := watch(t, rdb, timeout)
 		incr, fails := NewScript("return redis.call('INCR', KEYS[1])"), NewScript("return redis.error_reply('ERR refused')")
-		call := func(s Script, key string) ScriptCall { return ScriptCall{s, append(s.Call(1, 0), key)} }
-		if r := runAll(t.Context(), w, call(incr, "a")); r[0] != (Reply[int64]{Value: 1}) {
+		if r := runAll(t.Context(), w, Never, (*redis.Cmd).Int64, callOf(incr, "a")); r[0] != (Reply[int64]{Value: 1}) {
 			t.Errorf("one call: %v", r)
 		}
-		r := runAll(t.Context(), w, call(incr, "a"), call(fails, "a"), call(incr, "b"))
+		r := runAll(t.Context(), w, Never, (*redis.Cmd).Int64, callOf(incr, "a"), callOf(fails, "a"), callOf(incr, "b"))
 		if r[0].Value != 2 || r[1].Err == nil || r[1].Err.Error() != "ERR refused" || r[2] != (Reply[int64]{Value: 1}) {
 			t.Errorf("three calls: %v", r)
 		}
 		if want := []string{"1evalsha", "1eval", "3evalsha", "1eval"}; !slices.Equal(sent, want) {
 			t.Errorf("sent %q, want %q", sent, want)
 		}
-		if n := w.failures("op"); n != 1 {
-			t.Errorf("%d failures, want 1", n)
+		if keys := m.Keys(); !slices.Equal(keys, []string{"tenant:a", "tenant:b"}) || w.failures("op") != 1 {
+			t.Errorf("keys %q, and %d failures, want 1", keys, w.failures("op"))
 		}
 	})
 }
@@ -51,50 +55,47 @@ func TestRunAll(t *testing.T) {
 // If a part of a pipeline is not answered, its commands have errors, and those before it their replies. A server that
 // has refused a command has answered.
 func TestRunAll_PartNotAnswered(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		for what, c := range map[string]struct {
-			first  error
-			unsent bool
-		}{
-			"after a reply":   {},
-			"after a refusal": {first: replyError("ERR no")},
-			"not sent":        {unsent: true},
-		} {
+	t.Parallel()
+	for what, first := range map[string]error{
+		"after a reply":   nil,
+		"after a refusal": replyError("ERR no"),
+		"not sent":        io.ErrUnexpectedEOF,
+	} {
+		runInBubble(t, what, func(t *testing.T) {
 			_, rdb := redistest.StartMini(t)
+			unsent := what == "not sent"
 			rdb.AddHook(redistest.Pipelines(func(_ context.Context, cmds []redis.Cmder, _ redis.ProcessPipelineHook) error {
-				for i, cmd := range cmds {
-					if !c.unsent {
+				for _, cmd := range cmds {
+					if !unsent {
 						cmd.Args() // as the writer does
 					}
-					if cmd.SetErr(io.ErrUnexpectedEOF); i == 0 && !c.unsent {
-						cmd.SetErr(c.first)
-					}
+					cmd.SetErr(io.ErrUnexpectedEOF)
 				}
+				cmds[0].SetErr(first)
 				return io.ErrUnexpectedEOF
 			}))
-			w := watch(t, rdb, timeout)
 			s := NewScript("return 1")
-			r := RunAll(t.Context(), w.Client, Command{Op: "op", Key: "k", Within: timeout},
-				[]ScriptCall{{s, s.Call(0, 0)}, {s, s.Call(0, 0)}}, func(cmd *redis.Cmd) (int, error) { return 7, cmd.Err() })
-			if (r[0].Err == nil) != (what == "after a reply") || !Unreachable(r[1].Err) || Unsent(r[0].Err) != c.unsent || Unsent(r[1].Err) != c.unsent {
-				t.Errorf("%s: %v", what, r)
+			read := func(cmd *redis.Cmd) (int64, error) { return 7, cmd.Err() }
+			r := runAll(t.Context(), watch(t, rdb, timeout), Never, read, callOf(s), callOf(s))
+			if (r[0].Err == nil) != (first == nil) || !Unreachable(r[1].Err) || Unsent(r[0].Err) != unsent || Unsent(r[1].Err) != unsent {
+				t.Error(r)
 			}
-		}
-	})
+		})
+	}
 }
 
 // RunAll repeats the calls that are not answered, and no other ones. A call that may have been executed is repeated
 // only if it may be executed twice.
 func TestRunAll_Repeats(t *testing.T) {
+	t.Parallel()
 	for again, want := range map[Again][]string{
 		Always:   {"[0 1 2 3]", "[1 3]", "[3]"},
 		IfUnsent: {"[0 1 2 3]"},
 		Never:    {"[0 1 2 3]"},
 	} {
 		runInBubble(t, fmt.Sprint(again), func(t *testing.T) {
-			_, rdb := redistest.StartMini(t)
 			var tries []string
-			rdb.AddHook(redistest.Pipelines(func(_ context.Context, cmds []redis.Cmder, _ redis.ProcessPipelineHook) error {
+			answer := func(cmds ...redis.Cmder) error {
 				var some []int
 				for _, cmd := range cmds {
 					i := cmd.Args()[3].(int)
@@ -108,25 +109,19 @@ func TestRunAll_Repeats(t *testing.T) {
 				}
 				tries = append(tries, fmt.Sprint(some))
 				return nil
-			}))
-			rdb.AddHook(redistest.Commands(func(_ context.Context, cmd redis.Cmder, _ redis.ProcessHook) error {
-				tries = append(tries, fmt.Sprint([]any{cmd.Args()[3]}))
-				return nil
-			}))
-			w := watch(t, rdb, timeout)
-			s := NewScript("return 1")
-			var calls []ScriptCall
-			for i := range 4 {
-				calls = append(calls, ScriptCall{s, append(s.Call(0, 1), i)})
 			}
-			what := Command{Op: "op", Key: "k", Within: timeout, Again: again}
-			replies := RunAll(t.Context(), w.Client, what, calls, func(cmd *redis.Cmd) (int, error) { return cmd.Args()[3].(int), cmd.Err() })
+			_, rdb := redistest.StartMini(t)
+			rdb.AddHook(redistest.Pipelines(func(_ context.Context, cmds []redis.Cmder, _ redis.ProcessPipelineHook) error { return answer(cmds...) }))
+			rdb.AddHook(redistest.Commands(func(_ context.Context, cmd redis.Cmder, _ redis.ProcessHook) error { return answer(cmd) }))
+			s := NewScript("return 1")
+			read := func(cmd *redis.Cmd) (int64, error) { return int64(cmd.Args()[3].(int)), cmd.Err() }
+			replies := runAll(t.Context(), watch(t, rdb, timeout), again, read, callOf(s, 0), callOf(s, 1), callOf(s, 2), callOf(s, 3))
 			if !slices.Equal(tries, want) {
 				t.Errorf("tries of %q, want %q", tries, want)
 			}
 			for i, r := range replies {
 				failed := i == 2 || again != Always && i%2 == 1
-				if r.Value != i || (r.Err != nil) != failed || r.Lost != (i%2 == 1) {
+				if r.Value != int64(i) || (r.Err != nil) != failed || r.Lost != (i%2 == 1) {
 					t.Errorf("%d: %v", i, r)
 				}
 			}
@@ -155,27 +150,11 @@ func TestRun_AsksForTimeFirst(t *testing.T) {
 			return next(ctx, cmd)
 		}))
 		w := watch(t, rdb, timeout)
-		begun, s := time.Now(), NewTaking("return 1")
-		r := Run(t.Context(), w.Client, Command{Op: "op", Key: "k", Within: timeout, Again: Always},
-			ScriptCall{s, append(s.Call(0, 1), 0)}, func(cmd *redis.Cmd) (int64, error) { return cmd.Int64() })
+		begun := time.Now()
+		call := ScriptCall{takes, append(takes.Call(1, 1), "k", 0)}
+		r := runAll(t.Context(), w, Always, (*redis.Cmd).Int64, call)[0]
 		if took := time.Since(begun); r.Err == nil || !r.Lost || tries != 1 || took != timeout {
 			t.Errorf("%v after %v and %d tries", r, took, tries)
-		}
-	})
-}
-
-// The question for the time is no try of the command: whose caller leaves meanwhile has sent nothing.
-func TestRun_LeavesUnsent(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		w := watch(t, mute(t), timeout)
-		ctx, cancel := context.WithTimeout(t.Context(), timeout/4)
-		defer cancel()
-		var sent time.Time
-		s := NewTaking("return 1")
-		r := Run(ctx, w.Client, Command{Op: "op", Key: "k", Within: timeout, Again: Always, Sent: &sent},
-			ScriptCall{s, append(s.Call(0, 1), 0)}, func(cmd *redis.Cmd) (int64, error) { return cmd.Int64() })
-		if !Unsent(r.Err) || r.Lost || !sent.IsZero() {
-			t.Errorf("%v, sent at %v", r, sent)
 		}
 	})
 }

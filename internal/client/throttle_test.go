@@ -28,8 +28,7 @@ type throttled struct {
 func newThrottled(t *testing.T) *throttled {
 	m, _ := redistest.StartMini(t)
 	rdb := redistest.NewMiniClient(t, m, func(o *redis.Options) { o.PoolSize = 20 })
-	c := New(rdb, timeout, func(context.Context, string, error) {}, nil, nil)
-	return &throttled{Client: c, t: t, answer: make(chan error)}
+	return &throttled{Client: unwatched(rdb, timeout), t: t, answer: make(chan error)}
 }
 
 // send sends a pipeline, unless it has to wait.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,85 +16,62 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// held counts what a client sends, and holds it up.
-type held struct {
-	mu        sync.Mutex
-	alone     int
-	pipelines []int // lengths
-	takes     time.Duration
-	fails     bool
-}
-
-// hook is called before each GET, and each pipeline that ends with one.
-func (h *held) hook(cmds []redis.Cmder) error {
-	if cmds[len(cmds)-1].Name() != "get" {
-		return nil
-	}
-	h.mu.Lock()
-	if len(cmds) == 1 {
-		h.alone++
-	} else {
-		h.pipelines = append(h.pipelines, len(cmds))
-	}
-	takes := h.takes
-	h.mu.Unlock()
-	time.Sleep(takes)
-	if h.fails {
-		cmds[0].SetErr(io.ErrUnexpectedEOF)
-		return io.ErrUnexpectedEOF
-	}
-	return nil
-}
-
-// A road is a client whose GETs a test counts. Each key k holds "value of k".
+// A road is a client whose GETs a test counts and holds up. Each key k holds "value of k".
 type road struct {
 	*Client
-	*held
 	t   *testing.T
 	all sync.WaitGroup
+
+	mu        sync.Mutex // protects what follows
+	takes     time.Duration
+	fails     error
+	alone     int
+	pipelines []int // lengths
 }
 
 // newRoad returns a road to keys, each of which lives for as many hours as its number, and one more.
-func newRoad(t *testing.T, keys int) *road {
+func newRoad(t *testing.T, keys int, takes time.Duration) *road {
 	m, rdb := redistest.StartMini(t)
 	for i := range keys {
 		key := fmt.Sprint(i)
 		redistest.Must(t, m.Set(key, "value of "+key))
 		m.SetTTL(key, time.Duration(i+1)*time.Hour)
 	}
-	h := new(held)
-	rdb.AddHook(redistest.Trips(h.hook))
-	c := New(rdb, timeout, func(_ context.Context, op string, err error) {
-		if !h.fails {
-			t.Errorf("%s: %v", op, err)
-		}
-	}, nil, nil)
-	return &road{Client: c, held: h, t: t}
+	r := &road{Client: unwatched(rdb, timeout), t: t, takes: takes}
+	rdb.AddHook(redistest.Trips(r.trip))
+	return r
+}
+
+// trip is called before each round trip.
+func (r *road) trip(cmds []redis.Cmder) error {
+	if cmds[len(cmds)-1].Name() != "get" {
+		return nil
+	}
+	r.mu.Lock()
+	if len(cmds) == 1 {
+		r.alone++
+	} else {
+		r.pipelines = append(r.pipelines, len(cmds))
+	}
+	takes := r.takes
+	r.mu.Unlock()
+	time.Sleep(takes)
+	return r.fails
 }
 
 func (r *road) get(ctx context.Context, key int) (string, error) {
 	cmd := redis.NewStringCmd(ctx, "get", fmt.Sprint(key))
-	s, _, err := send(ctx, r.Client, &Command{Op: "get", Key: fmt.Sprint(key), Within: timeout}, []redis.Cmder{cmd}, cmd.Result)
+	what := Command{Op: "get", Key: fmt.Sprint(key), Within: timeout}
+	s, _, err := send(ctx, r.Client, &what, []redis.Cmder{cmd}, cmd.Result)
 	return s, err
-}
-
-// goGet starts GETs of keys, each of which wants its own value.
-func (r *road) goGet(keys ...int) {
-	for _, key := range keys {
-		r.all.Go(func() {
-			if got, err := r.get(r.t.Context(), key); err != nil || got != fmt.Sprint("value of ", key) {
-				r.t.Errorf("key %d: %q, %v", key, got, err)
-			}
-		})
-	}
 }
 
 // wantSent waits until nothing happens, and checks what has been sent.
 func (r *road) wantSent(alone int, pipelines ...int) {
 	r.t.Helper()
 	synctest.Wait()
-	r.held.mu.Lock()
-	defer r.held.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if r.alone != alone || fmt.Sprint(r.pipelines) != fmt.Sprint(pipelines) {
 		r.t.Errorf("%d went alone, and pipelines of %v; want %d and %v", r.alone, r.pipelines, alone, pipelines)
 	}
@@ -109,28 +87,45 @@ func (r *road) end() {
 	}
 }
 
+// goTogether runs functions at a time, each of which sends a command. They wait at the gate, in this order, until they
+// go in one pipeline.
+func goTogether(c *Client, runs ...func()) (all *sync.WaitGroup) {
+	g := c.node.together
+	g.size, g.most = 1, mostTogether
+	g.tryEnter()
+	all = new(sync.WaitGroup)
+	for _, run := range runs {
+		all.Go(run)
+		synctest.Wait()
+	}
+	g.leave(true)
+	return all
+}
+
 // Commands that come while all connections are in use go together when one returns, and each gets
 // its own reply. What comes to a free connection does not wait.
 func TestTogether_OnePipeline(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const keys = 50
-		r := newRoad(t, keys)
-		r.takes = 10 * time.Millisecond
+		r := newRoad(t, keys, 10*time.Millisecond)
 		r.node.together.size, r.node.together.most = 2, mostTogether
 		begun := time.Now()
 		for key := range keys {
-			r.goGet(key)
+			r.all.Go(func() {
+				if got, err := r.get(t.Context(), key); err != nil || got != fmt.Sprint("value of ", key) {
+					t.Errorf("key %d: %q, %v", key, got, err)
+				}
+			})
 		}
 		synctest.Wait()
 		if n := r.Queued(); n != keys-2 {
 			t.Errorf("%d commands wait, want %d", n, keys-2)
 		}
-		r.all.Wait()
+		r.end()
 		if took := time.Since(begun); took != 2*r.takes {
 			t.Errorf("all took %v, want %v", took, 2*r.takes)
 		}
 		r.wantSent(2, keys-2)
-		r.end()
 	})
 }
 
@@ -138,9 +133,9 @@ func TestTogether_OnePipeline(t *testing.T) {
 func TestTogether_SentAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const keys = 8
-		r := newRoad(t, keys)
+		r := newRoad(t, keys, 0)
 		g := r.node.together
-		g.size, g.most, r.fails = keys, mostTogether, true
+		g.size, g.most, r.fails = keys, mostTogether, io.ErrUnexpectedEOF
 		for key := range keys {
 			r.takes = time.Duration(key) * time.Millisecond
 			r.all.Go(func() {
@@ -153,7 +148,7 @@ func TestTogether_SentAgain(t *testing.T) {
 		g.state.Add(keys) // no place is free any more
 		time.Sleep(2 * keys * time.Millisecond)
 		synctest.Wait()
-		r.fails = false
+		r.fails = nil
 		g.state.Add(^uint64(keys - 2))
 		g.leave(true)
 		r.wantSent(keys, keys)
@@ -165,8 +160,7 @@ func TestTogether_SentAgain(t *testing.T) {
 func TestGet_Ahead(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const keys = 10
-		r := newRoad(t, keys)
-		r.takes = 10 * time.Millisecond
+		r := newRoad(t, keys, 10*time.Millisecond)
 		r.node.together.size = 1
 		for i := range keys {
 			r.all.Go(func() {
@@ -178,18 +172,16 @@ func TestGet_Ahead(t *testing.T) {
 				}
 			})
 		}
-		r.all.Wait()
-		r.wantSent(0, 2, 2*(keys-1))
 		r.end()
+		r.wantSent(0, 2, 2*(keys-1))
 	})
 }
 
 // Through a client that may reach several servers commands do not go together.
 func TestTogether_OneServerOnly(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		r := newRoad(t, 1)
-		r.takes = 10 * time.Millisecond
-		c := New(wrapped{r.Redis}, timeout, r.failed, nil, nil)
+		r := newRoad(t, 1, 10*time.Millisecond)
+		c := unwatched(wrapped{r.Redis}, timeout)
 		c.node.alone.size = 2
 		for range 20 {
 			r.all.Go(func() { _, _, _ = c.Get(t.Context(), nil, "0") })
@@ -212,36 +204,34 @@ func TestTogether_OneServerOnly(t *testing.T) {
 // is slow. After a command that was not answered the next one goes alone.
 func TestTogether_Length(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		name  string
+	for name, test := range map[string]struct {
 		takes time.Duration
-		fails bool
+		fails error
 		most  int
 		want  string
 	}{
-		{"quick", time.Millisecond, false, firstTogether, "[16 32 64 128 256 256 247]"},
-		{"quick again", time.Millisecond, false, 2, "[2 4 8 16 32 64 128 256 256 233]"},
-		{"far", timeout * 3 / 10, false, 2, "[2 4 8 16 16 16 16 16"},
-		{"far from the beginning", timeout * 3 / 10, false, 64, "[64 64 64 64"},
-		{"very far", timeout * 2 / 5, false, firstTogether, "[16 16 16 16"},
-		{"slow", timeout * 3 / 5, false, 256, "[256 128 64 32 16 8 4 2 2 2 2 2"},
-		{"no answer", time.Millisecond, true, firstTogether, "[]"},
+		"quick":                  {time.Millisecond, nil, firstTogether, "[16 32 64 128 256 256 247]"},
+		"quick again":            {time.Millisecond, nil, 2, "[2 4 8 16 32 64 128 256 256 233]"},
+		"far":                    {timeout * 3 / 10, nil, 2, "[2 4 8 16 16 16 16 16"},
+		"far from the beginning": {timeout * 3 / 10, nil, 64, "[64 64 64 64"},
+		"very far":               {timeout * 2 / 5, nil, firstTogether, "[16 16 16 16"},
+		"slow":                   {timeout * 3 / 5, nil, 256, "[256 128 64 32 16 8 4 2 2 2 2 2"},
+		"no answer":              {time.Millisecond, io.ErrUnexpectedEOF, firstTogether, "[]"},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			r := newRoad(t, 1)
-			r.takes, r.fails = test.takes, test.fails
+		runInBubble(t, name, func(t *testing.T) {
+			r := newRoad(t, 1, test.takes)
+			r.fails = test.fails
 			r.node.together.size, r.node.together.most = 1, test.most
-			const commands = 1000
-			for range commands {
+			for range 1000 {
 				r.all.Go(func() {
-					if _, err := r.get(t.Context(), 0); Unreachable(err) != test.fails {
+					if _, err := r.get(t.Context(), 0); Unreachable(err) != (test.fails != nil) {
 						t.Error(err)
 					}
 				})
 			}
 			r.end()
 			if got := fmt.Sprint(r.pipelines); !strings.HasPrefix(got, test.want) {
-				t.Errorf("%s: %d alone and pipelines of %.80s, want %s", test.name, r.alone, got, test.want)
+				t.Errorf("%d alone and pipelines of %.80s, want %s", r.alone, got, test.want)
 			}
 		})
 	}
@@ -251,7 +241,7 @@ func TestTogether_Length(t *testing.T) {
 // is.
 func TestTogether_LeavesAsTheyGo(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		r := newRoad(t, 1)
+		r := newRoad(t, 1, 0)
 		g := &gate{size: 1, most: mostTogether}
 		g.tryEnter()
 		ended, cancel := context.WithCancel(t.Context())
@@ -290,42 +280,29 @@ func TestTogether_LeavesAsTheyGo(t *testing.T) {
 // that does not observe deadlines keeps the connection.
 func TestTogether_LostReply(t *testing.T) {
 	t.Parallel()
-	for _, together := range []int{0, 5} {
-		synctest.Test(t, func(t *testing.T) {
-			_, rdb := redistest.StartMini(t)
-			h := &held{takes: time.Hour}
-			rdb.AddHook(redistest.Trips(h.hook))
-			c := New(rdb, timeout, func(context.Context, string, error) {}, nil, nil)
-			g := c.node.together
-			g.size, g.most = 1, mostTogether
-			var lost sync.WaitGroup
-			if together > 0 {
-				g.tryEnter() // until all wait
+	for _, callers := range []int{1, 5} {
+		runInBubble(t, fmt.Sprint(callers), func(t *testing.T) {
+			r := newRoad(t, 1, time.Hour)
+			lost := func() {
+				want := "no answer within " + timeout.String() + ": context deadline exceeded"
+				if _, _, err := r.Get(t.Context(), nil, "0"); err == nil || err.Error() != want {
+					t.Errorf("%v, want %s", err, want)
+				}
 			}
-			for range max(1, together) {
-				lost.Go(func() {
-					if _, _, err := c.Get(t.Context(), nil, "k"); err == nil || err.Error() != "no answer within "+timeout.String()+": context deadline exceeded" {
-						t.Error(err)
-					}
-				})
-			}
+			all := goTogether(r.Client, slices.Repeat([]func(){lost}, callers)...)
 			synctest.Wait()
-			if together > 0 {
-				g.leave(true)
-			}
-			synctest.Wait()
-			h.mu.Lock()
-			h.takes = 0
-			h.mu.Unlock()
+			r.mu.Lock()
+			r.takes = 0
+			r.mu.Unlock()
 			time.Sleep(timeout / 3)
 			begun := time.Now()
-			if _, _, err := c.Get(t.Context(), nil, "k"); err != redis.Nil || time.Since(begun) != timeout-timeout/3 {
-				t.Errorf("behind %d lost commands: %v after %v, want %v", max(1, together), err, time.Since(begun), timeout-timeout/3)
+			if _, _, err := r.Get(t.Context(), nil, "0"); err != nil || time.Since(begun) != timeout-timeout/3 {
+				t.Errorf("%v after %v, want %v", err, time.Since(begun), timeout-timeout/3)
 			}
-			lost.Wait()
+			all.Wait()
 			time.Sleep(2 * time.Hour)
-			if state := g.state.Load(); state != 0 || len(h.pipelines) != min(1, together) {
-				t.Errorf("behind %d: the gate is %#x in the end, pipelines of %v", max(1, together), state, h.pipelines)
+			if r.end(); len(r.pipelines) != min(1, callers-1) {
+				t.Errorf("pipelines of %v", r.pipelines)
 			}
 		})
 	}
@@ -334,25 +311,17 @@ func TestTogether_LostReply(t *testing.T) {
 // A caller does not wait for as long as the more patient ones whose commands queue with its own.
 func TestTogether_TimeoutsDiffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		_, rdb := redistest.StartMini(t)
-		rdb.AddHook(redistest.Trips((&held{takes: time.Hour}).hook))
-		none := func(context.Context, string, error) {}
-		hasty, patient := New(rdb, timeout, none, nil, nil), New(rdb, time.Minute, none, nil, nil)
-		g := hasty.node.together
-		g.size, g.most = 1, mostTogether
-		g.tryEnter()
-		var all sync.WaitGroup
-		for _, c := range []*Client{patient, patient, hasty, hasty} {
-			all.Go(func() {
+		hasty := newRoad(t, 1, time.Hour).Client
+		patient := unwatched(hasty.Redis, time.Minute)
+		get := func(c *Client) func() {
+			return func() {
 				begun := time.Now()
-				if _, _, err := c.Get(t.Context(), nil, "k"); time.Since(begun) > 2*c.Timeout {
+				if _, _, err := c.Get(t.Context(), nil, "0"); time.Since(begun) > 2*c.Timeout {
 					t.Errorf("one with %v has waited for %v: %v", c.Timeout, time.Since(begun), err)
 				}
-			})
-			synctest.Wait()
+			}
 		}
-		g.leave(true)
-		all.Wait()
+		goTogether(hasty, get(patient), get(patient), get(hasty), get(hasty)).Wait()
 		time.Sleep(2 * time.Hour)
 	})
 }

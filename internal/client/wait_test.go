@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"runtime"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	miniserver "github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/singlefill/singlefill/internal/line"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -28,6 +30,10 @@ func occupied(t *testing.T) (w *watcher, over chan struct{}) {
 	}
 	return w, over
 }
+
+// reply and silence are commands.
+func reply(context.Context) (int, error)       { return 1, nil }
+func silence(ctx context.Context) (int, error) { <-ctx.Done(); return 0, ctx.Err() }
 
 // A command's time begins when it is sent; waiting commands are sent in order, however long that
 // takes.
@@ -88,8 +94,9 @@ func TestWait_Sent(t *testing.T) {
 					ctx := &heldUp{Context: t.Context()}
 					cmd := redis.NewCmd(ctx, "ping")
 					what := Command{Op: "ping", Key: "k", Within: timeout, Sent: &sent}
-					if s, _, err := send(ctx, w.Client, &what, []redis.Cmder{cmd}, cmd.Text); s != "PONG" || err != nil || !sent.Equal(admitted) {
-						t.Errorf("%d wait: sent %v after it was admitted; %q, %v", waiting, sent.Sub(admitted), s, err)
+					_, _, err := send(ctx, w.Client, &what, []redis.Cmder{cmd}, cmd.Text)
+					if err != nil || !sent.Equal(admitted) {
+						t.Errorf("%d wait: sent %v after it was admitted; %v", waiting, sent.Sub(admitted), err)
 					}
 				})
 			}
@@ -118,31 +125,27 @@ func (c *heldUp) Err() error {
 func TestWait_CallerLeaves(t *testing.T) {
 	t.Parallel()
 	for way, get := range gets {
-		synctest.Test(t, func(t *testing.T) {
+		runInBubble(t, way, func(t *testing.T) {
 			w, over := occupied(t)
-			for _, c := range []struct {
-				deadline, cancelAt time.Duration
-				want               error
-			}{
-				{deadline: timeout * 2 / 3, cancelAt: time.Hour, want: context.DeadlineExceeded},
-				{deadline: time.Hour, cancelAt: timeout / 3, want: context.Canceled},
-			} {
-				ctx, cancel := context.WithTimeout(t.Context(), c.deadline)
-				time.AfterFunc(c.cancelAt, cancel)
-				after, want := min(c.deadline, c.cancelAt), c.want
+			for _, want := range []error{context.DeadlineExceeded, context.Canceled} {
+				ctx, cancel := context.WithTimeout(t.Context(), timeout/2)
+				if want == context.Canceled {
+					ctx, cancel = context.WithCancel(t.Context())
+					time.AfterFunc(timeout/2, cancel)
+				}
 				begun := time.Now()
-				if err := get(w, ctx); err != want || time.Since(begun) != after {
-					t.Errorf("%s: %v after %v, want %v after %v", way, err, time.Since(begun), want, after)
+				if err := get(w, ctx); err != want || time.Since(begun) != timeout/2 {
+					t.Errorf("%v after %v, want %v after %v", err, time.Since(begun), want, timeout/2)
 				}
 				cancel()
-				_, _ = Do(t.Context(), w.Client, "answer", "", func(context.Context) (int, error) { return 0, nil })
+				_ = w.do(nil)
 			}
 			close(over)
 			synctest.Wait()
-			if w.failures("get") != 0 || w.Queued() != 0 || w.node.alone.state.Load()+w.node.together.state.Load() != 0 {
-				t.Errorf("%s: %d failures, %d wait, the gates are %#x and %#x", way, w.failures("get"), w.Queued(), w.node.alone.state.Load(), w.node.together.state.Load())
+			alone, together := w.node.alone.state.Load(), w.node.together.state.Load()
+			if w.failures("get") != 0 || w.Queued() != 0 || alone+together != 0 {
+				t.Errorf("%d failures, %d wait, the gates are %#x and %#x", w.failures("get"), w.Queued(), alone, together)
 			}
-			time.Sleep(time.Hour)
 		})
 	}
 }
@@ -153,13 +156,13 @@ func TestWait_OutageEndsAsCallerLeaves(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w, over := occupied(t)
 		go func() {
-			_, _ = doNow(context.Background(), w.Client, "silent", "k", func(ctx context.Context) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
+			_, _ = doNow(context.Background(), w.Client, "silent", "k", silence)
 		}()
 		time.Sleep(timeout * 9 / 10)
 		time.AfterFunc(timeout/2, func() {
-			_, _ = doNow(context.Background(), w.Client, "answer", "k", func(context.Context) (int, error) { return 1, nil })
+			_, _ = doNow(context.Background(), w.Client, "answer", "k", reply)
 		})
-		_, err := Do(&heldUp{Context: t.Context()}, w.Client, "queued", "k", func(context.Context) (int, error) { return 1, nil })
+		_, err := Do(&heldUp{Context: t.Context()}, w.Client, "queued", "k", reply)
 		if !errors.Is(err, ErrAway) {
 			t.Errorf("%v, want %v", err, ErrAway)
 		}
@@ -178,14 +181,14 @@ func TestDo_Now(t *testing.T) {
 		defer synctest.Wait()
 		defer close(over)
 		begun := time.Now()
-		n, err := doNow(t.Context(), w.Client, "now", "k", func(context.Context) (int, error) { return 1, nil })
+		n, err := doNow(t.Context(), w.Client, "now", "k", reply)
 		if n != 1 || err != nil || time.Since(begun) != 0 {
 			t.Errorf("%d, %v after %v, want 1 at once", n, err, time.Since(begun))
 		}
 		time.AfterFunc(timeout/2, func() { // otherwise the server would be away when the time is over
-			_, _ = doNow(context.Background(), w.Client, "other", "k", func(context.Context) (int, error) { return 1, nil })
+			_, _ = doNow(context.Background(), w.Client, "other", "k", reply)
 		})
-		_, err = doNow(t.Context(), w.Client, "now", "k", func(ctx context.Context) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
+		_, err = doNow(t.Context(), w.Client, "now", "k", silence)
 		if !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != timeout || w.failures("now") != 1 {
 			t.Errorf("%v after %v, %d failures; want one failure after %v", err, time.Since(begun), w.failures("now"), timeout)
 		}
@@ -199,55 +202,115 @@ func TestDo_Now(t *testing.T) {
 //fault:many-commands-frozen
 func TestWait_FrozenServer(t *testing.T) {
 	t.Parallel()
-	for kind, open := range map[string]func(o *redis.Options){
-		"default":            func(*redis.Options) {},
-		"observes deadlines": func(o *redis.Options) { o.ContextTimeoutEnabled = true },
-		"without breaker":    func(*redis.Options) {},
-	} {
-		for way, get := range gets {
-			for _, size := range []int{1, 10} {
-				synctest.Test(t, func(t *testing.T) {
-					rdb, breaker := mute(t, open), kind != "without breaker"
-					w := watch(t, rdb, timeout)
-					if !breaker {
-						w.close()
-						w.Client = New(rdb, timeout, w.Client.failed, nil, nil)
-					}
-					w.node.alone.size, w.node.together.size = uint64(size), uint64(size)
-					begun := time.Now()
-					var wg sync.WaitGroup
-					for range 1000 {
-						wg.Go(func() {
-							if err := get(w, t.Context()); err == nil {
-								t.Error("no error")
-							}
-							if took := time.Since(begun); took > timeout {
-								t.Errorf("%s, %s, %d connections: a command took %v", kind, way, size, took)
-							}
-						})
-					}
-					wg.Wait()
-					synctest.Wait() // the line tells of it after it has released them
-					if w.AnyAway() != breaker || breaker && w.failures("get") > size {
-						t.Errorf("%s, %s, %d connections: breaker open: %t, %d failures", kind, way, size, w.AnyAway(), w.failures("get"))
-					}
-					time.Sleep(time.Minute)
-					if alone, together := w.node.alone.state.Load(), w.node.together.state.Load(); alone+together != 0 {
-						t.Errorf("%s, %s: the gates are %#x and %#x in the end", kind, way, alone, together)
-					}
-				})
-			}
+	for _, breaker := range []bool{true, false} {
+		for _, size := range []int{1, 10} {
+			name := fmt.Sprintf("breaker: %t, connections: %d", breaker, size)
+			eachGet(t, name, func(t *testing.T, _ string, rdb redis.UniversalClient, get getFunc) {
+				w := watch(t, rdb, timeout)
+				if !breaker {
+					w.close()
+					w.Client = New(rdb, timeout, w.Client.failed, nil, nil)
+				}
+				w.node.alone.size, w.node.together.size = uint64(size), uint64(size)
+				begun := time.Now()
+				var wg sync.WaitGroup
+				for range 1000 {
+					wg.Go(func() {
+						if err := get(w, t.Context()); err == nil || time.Since(begun) > timeout {
+							t.Errorf("%v after %v, want an error after %v", err, time.Since(begun), timeout)
+						}
+					})
+				}
+				wg.Wait()
+				synctest.Wait() // the line tells of it after it has released them
+				if w.AnyAway() != breaker || breaker && w.failures("get") > size {
+					t.Errorf("breaker open: %t, %d failures", w.AnyAway(), w.failures("get"))
+				}
+				time.Sleep(time.Minute)
+				if alone, together := w.node.alone.state.Load(), w.node.together.state.Load(); alone+together != 0 {
+					t.Errorf("the gates are %#x and %#x in the end", alone, together)
+				}
+			})
 		}
 	}
 }
 
-// All users of one client share its gate and what they know of its server.
+// A command that gives up when it has been admitted leaves its place to the next one.
+func TestGate_GivesUpItsPlace(t *testing.T) {
+	t.Parallel()
+	g := gate{size: 1}
+	g.tryEnter()
+	first, next := g.enqueue(parcel{timeout: time.Hour}), g.enqueue(parcel{timeout: time.Hour})
+	g.leave(true)
+	if !over(first.decided) || over(next.decided) {
+		t.Error("they are not admitted in order")
+	}
+	g.giveUp(first)
+	if !over(next.decided) {
+		t.Error("the place is lost")
+	}
+}
+
+// A gate does not give up on a command when the process was held up: an answer may be about to arrive.
+func TestGate_HeldUp(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		g := gate{size: 1, line: line.New(nil)}
+		g.tryEnter()
+		w := g.enqueue(parcel{timeout: timeout})
+		begun := time.Now()
+		w.begun = begun.Add(-2 * timeout)
+		g.mu.Lock()
+		g.giveUpOn(1)
+		g.mu.Unlock()
+		<-w.decided
+		if waited := time.Since(begun); !w.stuck || waited != timeout/4 {
+			t.Errorf("stuck: %t, %v later, want %v", w.stuck, waited, timeout/4)
+		}
+	})
+}
+
+// A gate admits no more than its size, and forgets no command, however they come, give up and
+// leave.
+func TestGate_Crowd(t *testing.T) {
+	t.Parallel()
+	const size = 3
+	g := gate{size: size}
+	var inside, most atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			for j := range 500 {
+				if !g.tryEnter() {
+					p := g.enqueue(parcel{timeout: time.Hour})
+					if (i+j)%3 == 0 {
+						runtime.Gosched() // it may be admitted
+						g.giveUp(p)
+						continue
+					}
+					<-p.decided
+				}
+				for n := inside.Add(1); n > most.Load(); {
+					most.Store(n)
+				}
+				runtime.Gosched()
+				inside.Add(-1)
+				g.leave(true)
+			}
+		})
+	}
+	wg.Wait()
+	if most.Load() > size || g.state.Load() != 0 || g.queue.Len() != 0 {
+		t.Errorf("%d were inside at a time, want %d at most; in the end the state is %#x, %d wait",
+			most.Load(), size, g.state.Load(), g.queue.Len())
+	}
+}
+
+// All users of one client share its gates, which admit as many commands as its pool has connections.
 func TestServer_Shared(t *testing.T) {
 	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	other := redistest.Start(t).Client(t)
-	a, b, c := watch(t, rdb, timeout), watch(t, rdb, time.Minute), watch(t, other, timeout)
-	if a.node.server != b.node.server || a.node.server == c.node.server {
+	m, rdb := redistest.StartMini(t)
+	other := redistest.NewMiniClient(t, m)
+	if serverOf(rdb, nil) != serverOf(rdb, nil) || serverOf(rdb, nil) == serverOf(other, nil) {
 		t.Error("two users of one client do not share a gate, or those of two do")
 	}
 	pipeline, err := rdb.AutoPipeline()
@@ -317,29 +380,29 @@ func TestBounded_OnConnect(t *testing.T) {
 // A server that does not know a script has answered.
 func TestSend_CallerLeaves(t *testing.T) {
 	t.Parallel()
-	for answer, failures := range map[string]int{"": 1, "NOSCRIPT No matching script.": 0} {
+	script := NewScript("return 1")
+	for answer, failures := range map[error]int{nil: 1, replyError("NOSCRIPT No matching script."): 0} {
 		for range 20 { // the client returns at the moment at which the time is over
-			synctest.Test(t, func(t *testing.T) {
+			runInBubble(t, fmt.Sprint(answer), func(t *testing.T) {
 				rdb := mute(t)
 				rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, _ redis.ProcessHook) error {
-					if answer == "" {
-						<-ctx.Done()
-						return ctx.Err()
+					if answer != nil {
+						time.Sleep(timeout * 3 / 4)
+						return answer
 					}
-					time.Sleep(timeout * 3 / 4)
-					return replyError(answer)
+					<-ctx.Done()
+					return ctx.Err()
 				}))
 				w := watch(t, rdb, timeout)
 				ctx, cancel := context.WithTimeout(t.Context(), timeout/2)
 				defer cancel()
-				script := NewScript("return 1")
-				err := Run(ctx, w.Client, Command{Op: "op", Within: timeout}, ScriptCall{script, script.Call(0, 0)}, (*redis.Cmd).Int).Err
+				err := Run(ctx, w.Client, Command{Op: "op", Within: timeout}, callOf(script), (*redis.Cmd).Int).Err
 				if !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("Run: %v", err)
 				}
-				time.Sleep(time.Minute)
+				time.Sleep(timeout)
 				if n := w.failures("op"); n != failures {
-					t.Errorf("answered %q: %d failures, want %d", answer, n, failures)
+					t.Errorf("%d failures, want %d", n, failures)
 				}
 			})
 		}
@@ -353,7 +416,7 @@ func TestSend_CallerLeaves(t *testing.T) {
 func TestWait_OnlyPingsAnswered(t *testing.T) {
 	t.Parallel()
 	for _, bounded := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
+		runInBubble(t, fmt.Sprint("ContextTimeoutEnabled=", bounded), func(t *testing.T) {
 			m, _ := redistest.StartMini(t)
 			// A GET gets no reply.
 			m.Server().SetPreHook(func(_ *miniserver.Peer, cmd string, _ ...string) bool { return cmd == "GET" })
@@ -364,15 +427,12 @@ func TestWait_OnlyPingsAnswered(t *testing.T) {
 			var wg sync.WaitGroup
 			for range 10 {
 				wg.Go(func() {
-					if err := w.get(t.Context()); err == nil {
-						t.Error("a reply to a command that is not answered")
+					if err := w.get(t.Context()); err == nil || time.Since(begun) > 2*timeout {
+						t.Errorf("%v after %v, want an error after at most %v", err, time.Since(begun), 2*timeout)
 					}
 				})
 			}
 			wg.Wait()
-			if took := time.Since(begun); took > 2*timeout {
-				t.Errorf("the last one failed after %v, want at most %v", took, 2*timeout)
-			}
 			if w.AnyAway() {
 				t.Error("open, although the server answers pings")
 			}
