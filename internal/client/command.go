@@ -86,7 +86,7 @@ func (r *repeat) again(ctx context.Context, sent time.Time, err error) bool {
 		r.pause, r.replicas = firstPause, -1
 	}
 	r.lost = r.lost || isLost(err)
-	if !r.repeats(err) || r.view.Away(r.Key) {
+	if !r.repeats(err) {
 		return false
 	}
 	pause := r.pause
