@@ -45,6 +45,11 @@ type (
 		next *loopKept
 	}
 	option[T any] struct{ v T }
+	// with has a field beside one that is kept.
+	with[T any] struct {
+		N int
+		V T
+	}
 
 	// These have methods for one of the codecs only.
 	jsonOnly   struct{ n int }
@@ -100,26 +105,14 @@ func TestTakes_FieldThatIsLost(t *testing.T) {
 		v               any
 		refusedBy, part string
 	}{
-		{struct {
-			N string
-			H Unseen
-		}{"x", Unseen{1}}, both, "T.H, of type codec.Unseen"},
-		{struct {
-			N string
-			H *Unseen
-		}{"x", &Unseen{1}}, both, "T.H, of type codec.Unseen"},
+		{with[Unseen]{1, Unseen{1}}, both, "T.V, of type codec.Unseen"},
+		{with[*Unseen]{1, &Unseen{1}}, both, "T.V, of type codec.Unseen"},
 		{struct {
 			N string
 			H Unseen `msgpack:",omitempty" json:",omitempty"` // JSON leaves out no struct
 		}{"x", Unseen{1}}, both, "T.H"},
-		{struct {
-			N int
-			M map[string][]*[1]Unseen
-		}{1, map[string][]*[1]Unseen{"": {{{1}}}}}, both, "T.M[][][], of type codec.Unseen"},
-		{map[string]struct {
-			N int
-			H *Unseen
-		}{"": {1, &Unseen{1}}}, both, "T[].H"},
+		{with[map[string][]*[1]Unseen]{1, map[string][]*[1]Unseen{"": {{{1}}}}}, both, "T.V[][][], of type codec.Unseen"},
+		{map[string]with[*Unseen]{"": {1, &Unseen{1}}}, both, "T[].V"},
 		{struct {
 			Unseen
 			N int
@@ -132,65 +125,26 @@ func TestTakes_FieldThatIsLost(t *testing.T) {
 			unseenIn
 			N int
 		}{unseenIn{Unseen{1}}, 1}, both, "T.unseenIn.Unseen"},
-		{struct {
-			N int
-			F callback
-		}{1, callback{func() {}}}, both, "T.F, of type codec.callback"},
-		{struct {
-			N int
-			F func()
-		}{1, func() {}}, both, "T.F, of type func()"},
+		{with[callback]{1, callback{func() {}}}, both, "T.V, of type codec.callback"},
+		{with[func()]{1, func() {}}, both, "T.V, of type func()"},
 		{loop{1, nil, []Unseen{{1}}}, both, "T.H[], of type codec.Unseen"},
 		{&lockBox{n: 1}, both, "it: "},
-		{struct {
-			N int
-			L *lockBox
-		}{1, &lockBox{n: 1}}, both, "T.L, of type codec.lockBox"},
+		{with[*lockBox]{1, &lockBox{n: 1}}, both, "T.V, of type codec.lockBox"},
 		{struct {
 			E struct{}
 			n int
 		}{n: 1}, both, "it: "},
 		{map[Unseen]int{{1}: 1}, both, ""},
-		{struct {
-			N int
-			O option[int]
-		}{1, option[int]{1}}, both, "T.O, of type codec.option[int]"},
-		{struct {
-			N  int
-			At *time.Location
-		}{1, time.FixedZone("x", 60)}, both, "T.At, of type time.Location"},
-		{struct {
-			N       int
-			Started *atomic.Int64
-		}{1, &started}, both, "T.Started, of type atomic.Int64"},
-		{struct {
-			N int
-			B *bytes.Buffer
-		}{1, bytes.NewBufferString("x")}, both, "T.B, of type bytes.Buffer"},
-		{struct {
-			N   int
-			Log *slog.Logger
-		}{1, slog.Default()}, both, "T.Log, of type slog.Logger"},
-		{struct {
-			N    int
-			User *url.Userinfo
-		}{1, url.User("u")}, both, "T.User, of type url.Userinfo"},
-		{struct {
-			N int
-			J jsonOnly
-		}{1, jsonOnly{1}}, "MsgPack", "T.J, of type codec.jsonOnly"},
-		{struct {
-			N int
-			B *binaryOnly
-		}{1, &binaryOnly{1}}, "JSON", "T.B, of type codec.binaryOnly"},
-		{struct {
-			N int
-			R readsJSON
-		}{1, readsJSON{1}}, both, "T.R, of type codec.readsJSON"},
-		{struct {
-			N int
-			G given
-		}{1, given{1}}, "JSON", "T.G, of type codec.given"},
+		{with[option[int]]{1, option[int]{1}}, both, "T.V, of type codec.option[int]"},
+		{with[*time.Location]{1, time.FixedZone("x", 60)}, both, "T.V, of type time.Location"},
+		{with[*atomic.Int64]{1, &started}, both, "T.V, of type atomic.Int64"},
+		{with[*bytes.Buffer]{1, bytes.NewBufferString("x")}, both, "T.V, of type bytes.Buffer"},
+		{with[*slog.Logger]{1, slog.Default()}, both, "T.V, of type slog.Logger"},
+		{with[*url.Userinfo]{1, url.User("u")}, both, "T.V, of type url.Userinfo"},
+		{with[jsonOnly]{1, jsonOnly{1}}, "MsgPack", "T.V, of type codec.jsonOnly"},
+		{with[*binaryOnly]{1, &binaryOnly{1}}, "JSON", "T.V, of type codec.binaryOnly"},
+		{with[readsJSON]{1, readsJSON{1}}, both, "T.V, of type codec.readsJSON"},
+		{with[given]{1, given{1}}, "JSON", "T.V, of type codec.given"},
 
 		{&struct {
 			sync.Mutex
@@ -222,10 +176,7 @@ func TestTakes_FieldThatIsLost(t *testing.T) {
 		}{counted: counted{Locks: 1}}, fits, ""},
 		{loopKept{1, &loopKept{N: 2}, map[string][]loopKept{"": {{N: 1}}}, nil}, fits, ""},
 		{option[int]{1}, both, "it: "},
-		{struct {
-			N int
-			U unseens
-		}{1, unseens{{}, {}}}, fits, ""},
+		{with[unseens]{1, unseens{{}, {}}}, fits, ""},
 		{unseens{{}, {}}, fits, ""},
 		{struct {
 			Link *url.URL
