@@ -174,27 +174,6 @@ func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
 	}
 }
 
-// Callers share a load while Redis cannot be asked, late ones too. LoadsUnlocked counts it when it begins.
-//
-//fault:away-at-end
-func TestUnlocked_LateCallerDuringTheOutage(t *testing.T) {
-	down := new(cachetest.Outage)
-	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
-		src := cachetest.NewSource[string](t)
-		down.On.Store(true)
-		early, load := src.Begin(t.Context(), t, here, "k")
-		if n := here.Stats().LoadsUnlocked; n != 1 {
-			t.Errorf("%d loads without the lock while one runs, want 1", n)
-		}
-		late := cachetest.GoGet(t.Context(), here, "k", src.Load)
-		time.Sleep(3 * time.Second)
-		load.Give("v")
-		early.Want(t, "v")
-		late.Want(t, "v")
-		src.Want(t, 1)
-	})
-}
-
 // A lock taken without a reply is given up when Redis is back, even if the first attempt to do so
 // fails.
 //
@@ -257,48 +236,6 @@ func TestLock_RefusedRelease(t *testing.T) {
 			waits.Want(t, "v2")
 		})
 	}
-}
-
-// While Redis is away for a fleet, each process loads a key once for all callers that come during the load.
-//
-//fault:joins-in-an-outage
-func TestUnlocked_OneLoadForEachProcess(t *testing.T) {
-	const processes, callers, load = 3, 20, 50 * time.Millisecond
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		var down cachetest.Outage
-		var fleet []*singlefill.Cache[string]
-		for range processes {
-			rdb := redistest.NewMiniClient(t, m)
-			rdb.AddHook(down.Hook())
-			fleet = append(fleet, cachetest.NewCacheIn(t, rdb, "ns", &cachetest.Raw))
-		}
-		down.On.Store(true)
-		for _, c := range fleet {
-			for i := 0; !c.Stats().BreakerOpen; i++ {
-				cachetest.GoGet(t.Context(), c, fmt.Sprint("other", i), cachetest.Gives("v")).Want(t, "v")
-			}
-		}
-		var loads atomic.Int64
-		var calls []*cachetest.Call[string]
-		begun := time.Now()
-		for range callers {
-			for _, c := range fleet {
-				calls = append(calls, cachetest.GoGet(t.Context(), c, "k", func(context.Context, string) (string, error) {
-					loads.Add(1)
-					time.Sleep(load)
-					return "v", nil
-				}))
-			}
-			time.Sleep(2 * time.Millisecond)
-		}
-		for _, call := range calls {
-			call.Want(t, "v")
-		}
-		if n, took := loads.Load(), time.Since(begun); n != processes || took != load {
-			t.Errorf("%d loads in %d processes, and the last caller has its value after %v; want %v", n, processes, took, load)
-		}
-		down.On.Store(false)
-	})
 }
 
 // inOutage runs a test with two processes, one of which cannot reach Redis while down is on.

@@ -222,7 +222,8 @@ func TestGetOrLoad_SilenceAtAnyStep(t *testing.T) {
 	}
 }
 
-// Without Redis each process loads a key once at a time, and all its callers get the value.
+// Without Redis each process loads a key once at a time, and all its callers get the value. LoadsUnlocked counts the
+// load when it begins.
 //
 //fault:unreachable
 func TestLoad_WithoutRedis(t *testing.T) {
@@ -234,7 +235,12 @@ func TestLoad_WithoutRedis(t *testing.T) {
 		var caches []*cachetest.Cache
 		for range processes {
 			c := cachetest.New(t, rdb, "ns", cachetest.Impatient)
-			c.During = func(string) { time.Sleep(time.Second) }
+			c.During = func(string) {
+				if c.Stats().LoadsUnlocked == 0 {
+					t.Error("a load without the lock is not counted while it runs")
+				}
+				time.Sleep(time.Second)
+			}
 			caches = append(caches, c)
 		}
 		begun := time.Now()
