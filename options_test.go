@@ -20,17 +20,6 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// A clientAndPipeline is a pipeline with the methods of a client: it queues commands until Exec,
-// and answers none.
-type clientAndPipeline struct {
-	redis.UniversalClient
-	pipeline
-}
-
-type pipeline struct{ redis.Pipeliner } // so deep that the methods of the client come first
-
-var _ redis.Pipeliner = clientAndPipeline{}
-
 // New refuses arguments and options that make no sense, and says which.
 //
 //fault:bad-options
@@ -70,7 +59,7 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 
 		{nil, fine, time.Minute, nil, "rdb is nil: a redis.UniversalClient is needed"},
 		{(*redis.Client)(nil), fine, time.Minute, nil, "rdb is a nil *redis.Client: a connected redis.UniversalClient is needed"},
-		{clientAndPipeline{UniversalClient: rdb}, fine, time.Minute, nil, "rdb is a singlefill_test.clientAndPipeline, a pipeline, which answers nothing until it is executed: a redis.UniversalClient is needed"},
+		{redistest.ClientAndPipeline{UniversalClient: rdb}, fine, time.Minute, nil, "rdb is a redistest.ClientAndPipeline, a pipeline, which answers nothing until it is executed: a redis.UniversalClient is needed"},
 
 		{rdb, "", time.Minute, nil, "namespace is empty"},
 		{rdb, "us{er}s", time.Minute, nil, `namespace is "us{er}s": braces and control characters are not allowed (byte 2)`},

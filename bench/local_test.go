@@ -15,6 +15,7 @@ import (
 	"github.com/maypok86/otter/v2"
 	gocache "github.com/patrickmn/go-cache"
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
 	"golang.org/x/sync/singleflight"
 )
 
@@ -165,24 +166,16 @@ func localTrace(b *testing.B) {
 func localMemory(b *testing.B) {
 	caches := locals(b, localText)
 	for _, c := range caches {
-		before := heapInUse()
+		before := redistest.Heap()
 		for range 3 {
 			for k := range localKeys {
 				c.get(strconv.Itoa(k))
 			}
 		}
-		bytes := float64(heapInUse()-before) / localKeys
+		bytes := float64(redistest.Heap()-before) / localKeys
 		report(b, c.name, func(b *testing.B) { b.ReportMetric(bytes, "B/value") })
 	}
 	runtime.KeepAlive(caches)
-}
-
-func heapInUse() int64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }
 
 func localSetMany(b *testing.B, n int) {

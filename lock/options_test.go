@@ -39,7 +39,7 @@ func constructorCases(rdb redis.UniversalClient) []constructorCase {
 		{nil, "n", 1, nil, "rdb is nil: a redis.UniversalClient is needed"},
 		{(*redis.Client)(nil), "n", 1, nil, "rdb is a nil *redis.Client: a connected redis.UniversalClient is needed"},
 		{(*redis.ClusterClient)(nil), "n", 1, nil, "rdb is a nil *redis.ClusterClient: a connected redis.UniversalClient is needed"},
-		{clientAndPipeline{UniversalClient: rdb}, "n", 1, nil, "rdb is a lock_test.clientAndPipeline, a pipeline, which answers nothing until it is executed: a redis.UniversalClient is needed"},
+		{redistest.ClientAndPipeline{UniversalClient: rdb}, "n", 1, nil, "rdb is a redistest.ClientAndPipeline, a pipeline, which answers nothing until it is executed: a redis.UniversalClient is needed"},
 		{rdb, "", 1, nil, "name is empty"},
 
 		{rdb, "n", 1, &options{TTL: 1500*ms + 3}, ""},
@@ -114,17 +114,6 @@ func TestOptions_Refused(t *testing.T) {
 		t.Errorf("%d commands were sent", n)
 	}
 }
-
-// A clientAndPipeline is a pipeline with the methods of a client: it queues commands until Exec,
-// and answers none.
-type clientAndPipeline struct {
-	redis.UniversalClient
-	pipeline
-}
-
-type pipeline struct{ redis.Pipeliner } // so deep that the methods of the client come first
-
-var _ redis.Pipeliner = clientAndPipeline{}
 
 // Options are copied, and may be shared.
 func TestOptions_Copied(t *testing.T) {

@@ -5,15 +5,9 @@ import (
 	"runtime"
 	"testing"
 	"time"
-)
 
-// heap returns how many bytes are in use.
-func heap() int64 {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
-}
+	"github.com/singlefill/singlefill/internal/redistest"
+)
 
 // A burst of keys leaves maps that take as little memory as those of a few.
 func TestMaps_Shrink(t *testing.T) { // not parallel, since it measures memory
@@ -46,10 +40,10 @@ func TestMaps_Shrink(t *testing.T) { // not parallel, since it measures memory
 		fills.mu.Unlock()
 	}
 	turns, first, others, begun = nil, nil, nil, nil
-	kept := heap() // which has the runtime's memory of 100,000 timers that ended at once, too
+	kept := redistest.Heap() // which has the runtime's memory of 100,000 timers that ended at once, too
 	runtime.KeepAlive(reads)
 	runtime.KeepAlive(fills)
-	if reads, fills = nil, nil; kept-heap() > 100<<10 {
-		t.Errorf("the maps keep %d KiB", (kept-heap())>>10)
+	if reads, fills = nil, nil; kept-redistest.Heap() > 100<<10 {
+		t.Errorf("the maps keep %d KiB", (kept-redistest.Heap())>>10)
 	}
 }

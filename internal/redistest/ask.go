@@ -39,6 +39,15 @@ func Allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
+// Heap returns how many bytes of the heap are in use, and not by pools, which keep their memory for one collection.
+func Heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
 // Exists reports whether the server has the key.
 func Exists(t testing.TB, rdb redis.UniversalClient, key string) bool {
 	t.Helper()

@@ -59,3 +59,25 @@ func (h Trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 		return next(ctx, cmds)
 	}
 }
+
+// Size returns how many bytes of values commands send.
+func Size(cmds []redis.Cmder) (bytes int) {
+	for _, cmd := range cmds {
+		for _, arg := range cmd.Args() {
+			if data, ok := arg.([]byte); ok {
+				bytes += len(data)
+			}
+		}
+	}
+	return bytes
+}
+
+// A ClientAndPipeline is a pipeline with the methods of a client: it queues commands until Exec, and answers none.
+type ClientAndPipeline struct {
+	redis.UniversalClient
+	pipeline
+}
+
+type pipeline struct{ redis.Pipeliner } // so deep that the methods of the client come first
+
+var _ redis.Pipeliner = ClientAndPipeline{}

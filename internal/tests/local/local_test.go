@@ -235,10 +235,10 @@ func TestLocal_Close(t *testing.T) { // not parallel, since it measures memory
 			call <- err
 		}()
 		synctest.Wait()
-		full := heap()
+		full := redistest.Heap()
 		redistest.Must(t, c.Close())
 		redistest.Must(t, <-call)
-		if freed := full - heap(); freed < 60*size {
+		if freed := full - redistest.Heap(); freed < 60*size {
 			t.Errorf("%d bytes are freed", freed)
 		}
 		if _, err := c.GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[[]byte](t)); err != singlefill.ErrClosed {
@@ -279,7 +279,7 @@ func TestLocal_MaxBytes(t *testing.T) {
 	measuresMemory(t)
 	const limit, constant = 64 << 20, 16 << 20
 	c := newCache(t, &singlefill.Options[[]byte]{Near: &singlefill.Near{MaxBytes: limit}})
-	before := heap()
+	before := redistest.Heap()
 	hits := 0
 	for i := range 400 {
 		key := fmt.Sprint("large ", i)
@@ -293,7 +293,7 @@ func TestLocal_MaxBytes(t *testing.T) {
 			hits++
 		}
 		if i%50 == 0 {
-			if n := heap() - before; n > limit*3/2+constant {
+			if n := redistest.Heap() - before; n > limit*3/2+constant {
 				t.Errorf("%d MiB are in use after %d large values", n>>20, i)
 			}
 		}
@@ -301,7 +301,7 @@ func TestLocal_MaxBytes(t *testing.T) {
 	if hits < 300 {
 		t.Errorf("%d of 400 values are found again at once", hits)
 	}
-	if n := heap() - before; n > limit*3/2+constant || n < limit/4 {
+	if n := redistest.Heap() - before; n > limit*3/2+constant || n < limit/4 {
 		t.Errorf("%d MiB are in use at the end", n>>20)
 	}
 }
@@ -343,9 +343,9 @@ func TestLocal_BoundsAll(t *testing.T) {
 				}
 			}
 			burst(200)
-			before := heap()
+			before := redistest.Heap()
 			burst(5000)
-			if n := heap() - before; n > test.most {
+			if n := redistest.Heap() - before; n > test.most {
 				t.Errorf("5000 failures and 10000 values have left %d KiB beside those of the first 200", n>>10)
 			}
 			deleted := 0
@@ -395,14 +395,14 @@ func TestLocal_ManyKeysOnce(t *testing.T) {
 				}
 				both.Wait()
 				redistest.Must(t, c.Clear(t.Context()))
-				return heap()
+				return redistest.Heap()
 			}
 			before := use(3000)
 			if n := use(len(keys)) - before; n > most {
 				t.Errorf("%d KiB are left after the calls", n>>10)
 			}
 			redistest.Must(t, c.Close())
-			if n := heap() - before; n > most {
+			if n := redistest.Heap() - before; n > most {
 				t.Errorf("%d KiB are left after Close", n>>10)
 			}
 			runtime.KeepAlive(c)
@@ -417,13 +417,6 @@ func measuresMemory(t *testing.T) {
 	if redistest.Race {
 		t.Skip("measures memory")
 	}
-}
-
-func heap() int64 {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }
 
 // SetMany of many values with one tag, and DeleteTag: nothing is left of the values, nor of the tag.
@@ -452,10 +445,10 @@ func TestLocal_DeleteTagOfMany(t *testing.T) {
 			t.Errorf("%d values are found, %v; DeleteTag has found %d keys, want %d", len(found), err, deleted, n)
 		}
 		if round == 0 {
-			before = heap()
+			before = redistest.Heap()
 		}
 	}
-	if left := heap() - before; left > 200<<10 {
+	if left := redistest.Heap() - before; left > 200<<10 {
 		t.Errorf("two tags have left %d KiB", left>>10)
 	}
 	runtime.KeepAlive(keys)
