@@ -428,14 +428,12 @@ func TestCodec_ExitsInOneRead(t *testing.T) {
 			}
 		}}})
 		redistest.Must(t, c.SetMany(t.Context(), values))
-		load := func(context.Context, string) (string, error) { return "", errors.New("a key is loaded") }
+		load := cachetest.Fails[string](errors.New("a key is loaded"))
 		last := cachetest.GoGet(t.Context(), c, "k0256", load)
 		synctest.Wait()
 		all := make(chan error, 1)
 		go func() {
-			_, err := c.GetOrLoadMany(t.Context(), manyKeys(257), func(context.Context, []string) (map[string]string, error) {
-				return nil, errors.New("keys are loaded")
-			})
+			_, err := c.GetOrLoadMany(t.Context(), manyKeys(257), cachetest.FailsMany[string](errors.New("keys are loaded")))
 			all <- err
 		}()
 		synctest.Wait()

@@ -39,8 +39,7 @@ func awaitNear[T any](t testing.TB, c *singlefill.Cache[T], key string, load sin
 	return v
 }
 
-// A hit in memory sends no command. What Delete, Set, Expire and Refresh change is seen at once in their own
-// process, and soon in every other one.
+// What Delete, Set, Expire, Refresh and Clear change is seen at once in their own process, and soon in every other one.
 func TestNear_Invalidations(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -64,6 +63,8 @@ func TestNear_Invalidations(t *testing.T) {
 			{"Expire", func() error { return here.Expire(ctx, "k") }},
 			{"Refresh", func() error { return here.Refresh(ctx, "k", load) }},
 			{"Delete of many", func() error { return here.Delete(ctx, "a", "k", "b") }},
+			{"SetMany", func() error { return here.SetMany(ctx, map[string]string{"k": source}) }},
+			{"Clear", func() error { return here.Clear(ctx) }},
 			{"DeleteIf", func() error {
 				_, info, err := here.GetOrLoadInfo(ctx, "k", load)
 				wantDeleteIf(t, here, "k", info, true)
@@ -169,9 +170,7 @@ func TestNear_FailedRefresh(t *testing.T) {
 		}{
 			{"failed load", func() error { return here.Refresh(ctx, "k", fails) }},
 			{"failed load of many", func() error {
-				return here.RefreshMany(ctx, []string{"k", "l"}, func(context.Context, []string) (map[string]string, error) {
-					return nil, cachetest.ErrSource
-				})
+				return here.RefreshMany(ctx, []string{"k", "l"}, cachetest.FailsMany[string](cachetest.ErrSource))
 			}},
 			{"failed load elsewhere", func() error {
 				go there.Refresh(ctx, "k", takes)

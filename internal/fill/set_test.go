@@ -227,9 +227,7 @@ func TestSet_RecordsTogether(t *testing.T) {
 		opts.RedisTimeout, opts.Near = timeout, &singlefill.Near{MaxLag: time.Minute}
 		c := cachetest.NewCache(t, rdb, &opts)
 		begun, keys := time.Now(), keysOf(20)
-		_, err := c.GetOrLoadMany(t.Context(), keys, func(context.Context, []string) (map[string]string, error) {
-			return nil, singlefill.ErrNoStale
-		})
+		_, err := c.GetOrLoadMany(t.Context(), keys, cachetest.FailsMany[string](singlefill.ErrNoStale))
 		if took := time.Since(begun); err == nil || took > 3*timeout {
 			t.Errorf("%v after %v", err, took)
 		}
@@ -332,15 +330,7 @@ func TestSet_LargeValues(t *testing.T) {
 	keys, longest := keysOf(10), atomic.Int64{}
 	rdb := s.Client(t)
 	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
-		size := 0
-		for _, cmd := range cmds {
-			for _, arg := range cmd.Args() {
-				if data, ok := arg.([]byte); ok {
-					size += len(data)
-				}
-			}
-		}
-		longest.Store(max(longest.Load(), int64(size)))
+		longest.Store(max(longest.Load(), int64(redistest.Size(cmds))))
 		return nil
 	}))
 	c := cachetest.NewCache(t, rdb, &opts)
@@ -348,7 +338,7 @@ func TestSet_LargeValues(t *testing.T) {
 	for _, key := range keys {
 		large[key] = strings.Repeat("x", 1<<20)
 	}
-	_, err := c.GetOrLoadMany(t.Context(), keys, func(context.Context, []string) (map[string]string, error) { return large, nil })
+	_, err := c.GetOrLoadMany(t.Context(), keys, cachetest.GivesMany(large))
 	if n := c.Stats().Stored; err != nil || n != int64(len(keys)) || longest.Load() > 3<<20/2 {
 		t.Errorf("%d values are stored, %v; the longest pipeline has %d bytes", n, err, longest.Load())
 	}

@@ -27,6 +27,11 @@ func Fails[T any](err error) singlefill.Loader[T] {
 	return func(context.Context, string) (T, error) { var zero T; return zero, err }
 }
 
+// FailsMany is Fails for many keys.
+func FailsMany[T any](err error) singlefill.ManyLoader[T] {
+	return func(context.Context, []string) (map[string]T, error) { return nil, err }
+}
+
 // Takes is a Loader that takes its time.
 func Takes[T any](d time.Duration, value T, err error) singlefill.Loader[T] {
 	return func(context.Context, string) (T, error) { time.Sleep(d); return value, err }

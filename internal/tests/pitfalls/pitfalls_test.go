@@ -83,9 +83,7 @@ func TestLoader_AsksAnotherCache(t *testing.T) {
 
 		found, err := users.GetOrLoadMany(t.Context(), []string{"1", "2"}, func(ctx context.Context, ids []string) (map[string]string, error) {
 			found := make(map[string]string)
-			_, err := orgs.GetOrLoadMany(ctx, []string{"1"}, func(context.Context, []string) (map[string]string, error) {
-				return nil, cachetest.ErrSource
-			})
+			_, err := orgs.GetOrLoadMany(ctx, []string{"1"}, cachetest.FailsMany[string](cachetest.ErrSource))
 			if err != nil && !wrong {
 				return nil, fmt.Errorf("organisations of users: %w", err)
 			}

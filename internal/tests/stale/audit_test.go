@@ -270,9 +270,7 @@ func TestAudit_Fraction(t *testing.T) {
 			if i%2 == 0 {
 				_, err = c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
 			} else {
-				_, err = c.GetOrLoadMany(t.Context(), []string{"k"}, func(context.Context, []string) (map[string]string, error) {
-					return map[string]string{"k": "v"}, nil
-				})
+				_, err = c.GetOrLoadMany(t.Context(), []string{"k"}, cachetest.GivesMany(map[string]string{"k": "v"}))
 			}
 			redistest.Must(t, err)
 			synctest.Wait()

@@ -202,9 +202,8 @@ func TestErrNoStale_OnlyReturned(t *testing.T) {
 			t.Errorf("a panic of a ManyLoader: got %q, %v; want the old value", got, err)
 		}
 		time.Sleep(2 * time.Second)
-		got, err = c.GetOrLoadMany(t.Context(), []string{"k", "other"}, func(context.Context, []string) (map[string]string, error) {
-			return nil, &singlefill.ManyError{Errs: map[string]error{"k": errForbidden, "other": cachetest.ErrSource}}
-		})
+		failed := &singlefill.ManyError{Errs: map[string]error{"k": errForbidden, "other": cachetest.ErrSource}}
+		got, err = c.GetOrLoadMany(t.Context(), []string{"k", "other"}, cachetest.FailsMany[string](failed))
 		many, ok := errors.AsType[*singlefill.ManyError](err)
 		if !ok || len(many.Errs) != 1 || many.Errs["k"] != errForbidden || len(got) != 1 || got["other"] != "old other" {
 			t.Errorf("many: got %q, %v; want the old value and the error", got, err)
