@@ -46,8 +46,8 @@ func wantVersion(t *testing.T, rdb redis.UniversalClient, ns, key string, want u
 	}
 }
 
-// An entry of a lower version is a miss for each call. It is loaded once and replaced, and the old program then gets
-// the new entry.
+// An entry of a lower version, or an ErrNotFound that was remembered by it, is a miss for each call. It is loaded once
+// and replaced, and the old program then gets the new entry.
 func TestVersion_Lower(t *testing.T) {
 	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
@@ -87,6 +87,12 @@ func TestVersion_Lower(t *testing.T) {
 		cachetest.AwaitSeen(t, rdb, rdb, ns, "k")
 		old, err := before.GetOrLoad(ctx, "k", cachetest.MustNotLoad[oldUser](t))
 		cachetest.WantValue(t, old, err, ann)
+
+		if _, err = before.GetOrLoad(ctx, "none", cachetest.Fails[oldUser](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
+			t.Fatal(err)
+		}
+		v, err = after.GetOrLoad(ctx, "none", cachetest.Gives(annMail))
+		cachetest.WantValue(t, v, err, annMail)
 	})
 }
 
@@ -105,19 +111,6 @@ func TestVersion_LowerWhileWaiting(t *testing.T) {
 		}
 		loads.WantLoads(t, "the new process", 1)
 		wantVersion(t, rdb, ns, "k", 1)
-	})
-}
-
-// So is a remembered ErrNotFound of a lower version.
-func TestVersion_LowerNotFound(t *testing.T) {
-	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
-		_, before, after := versions(t, rdb, singlefill.Options[any]{})
-		_, err := before.GetOrLoad(t.Context(), "k", cachetest.Fails[oldUser](singlefill.ErrNotFound))
-		if err != singlefill.ErrNotFound {
-			t.Fatal(err)
-		}
-		v, err := after.GetOrLoad(t.Context(), "k", cachetest.Gives(annMail))
-		cachetest.WantValue(t, v, err, annMail)
 	})
 }
 
