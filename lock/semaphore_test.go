@@ -2,7 +2,6 @@ package lock_test
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -40,39 +39,5 @@ func TestNewSemaphore_LargerSizeWakesWaiter(t *testing.T) {
 		time.Sleep(time.Second) // it listens
 		defer mustRelease(t, mustTry(t, large))
 		wg.Wait()
-	})
-}
-
-// The larger of two sizes counts while a process that has it holds a lease, however long. After its release it counts
-// beside other leases until TTL after the last renewal, and not at all when no lease is held.
-//
-//fault:disagreement
-func TestNewSemaphore_LargerSizeCounts(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		const ttl = 10 * time.Second
-		wantBusy := func(l *lock.Locker) {
-			t.Helper()
-			if _, err := l.TryAcquire(t.Context()); !errors.Is(err, lock.ErrBusy) {
-				t.Errorf("TryAcquire: %v, want ErrBusy", err)
-			}
-		}
-		small := semaphore(t, rdb, "n", 1, &lock.Options{TTL: ttl})
-		large := semaphore(t, redistest.NewMiniClient(t, m), "n", 2, &lock.Options{TTL: ttl})
-
-		mustRelease(t, mustTry(t, large))
-		alone := mustTry(t, small)
-		wantBusy(small)
-		mustRelease(t, alone)
-
-		first := mustTry(t, large)
-		time.Sleep(3 * ttl)
-		second := mustTry(t, small)
-		wantBusy(small)
-		mustRelease(t, first)
-		third := mustTry(t, small)
-		mustRelease(t, third)
-		time.Sleep(ttl)
-		wantBusy(small)
-		mustRelease(t, second)
 	})
 }
