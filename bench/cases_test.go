@@ -1,9 +1,11 @@
 package bench
 
 import (
+	"cmp"
 	"context"
-	"errors"
+	"crypto/tls"
 	"fmt"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -28,48 +30,37 @@ type peer struct {
 	delete func(ctx context.Context, key string) error
 }
 
-// lockLife is the life of the locks of the peers that have one.
+// A place is where a peer is opened.
+type place struct {
+	addr     string
+	closed   func(close func()) // is told what closes the peer
+	sent     *commands
+	lockLife time.Duration // of peers that have locks; 0 is their default
+}
+
+// lockLife is the life of locks for which the cases wait.
 const lockLife = 4 * time.Second
+
+// opened returns a peer in this process.
+func opened(t *testing.T, s *redistest.Server, p int) peer {
+	return peers[p].open(place{s.Addr, t.Cleanup, new(commands), lockLife})
+}
+
+func (p place) client(mutate ...func(*redis.Options)) *redis.Client {
+	rdb := dialed(p.addr, append(mutate, p.sent.count)...)
+	p.closed(func() { _ = rdb.Close() })
+	return rdb
+}
 
 // peers are the columns of the table of README, in order, but for that of jetcache-go, which was read in its source.
 var peers = []struct {
 	name string
-	open func(addr string, closed func(close func())) peer
+	open func(p place) peer
 }{
-	{"singlefill", func(addr string, closed func(func())) peer {
-		rdb := client(addr, closed)
-		c := must(singlefill.New(rdb, "cases", time.Hour, &singlefill.Options[string]{LockTTL: lockLife}))
-		closed(func() { _ = c.Close() })
-		return peer{
-			func(ctx context.Context, key string, load func() (string, error)) (string, error) {
-				return c.GetOrLoad(ctx, key, func(context.Context, string) (string, error) { return load() })
-			},
-			func(ctx context.Context, key string) error { return c.Delete(ctx, key) },
-		}
-	}},
-	{"rueidisaside", func(addr string, closed func(func())) peer {
-		c := must(rueidisaside.NewClient(rueidisaside.ClientOption{
-			ClientOption: rueidis.ClientOption{InitAddress: []string{addr}}, ClientTTL: lockLife,
-		}))
-		closed(c.Close)
-		return peer{
-			func(ctx context.Context, key string, load func() (string, error)) (string, error) {
-				return c.Get(ctx, time.Hour, "a:"+key, func(context.Context, string) (string, error) { return load() })
-			},
-			func(ctx context.Context, key string) error { return c.Del(ctx, "a:"+key) },
-		}
-	}},
-	{"go-redis/cache", func(addr string, closed func(func())) peer {
-		c := cache.New(&cache.Options{Redis: client(addr, closed)})
-		return peer{
-			func(ctx context.Context, key string, load func() (string, error)) (v string, err error) {
-				err = c.Once(&cache.Item{Ctx: ctx, Key: "b:" + key, Value: &v, Do: func(*cache.Item) (any, error) { return load() }})
-				return v, err
-			},
-			func(ctx context.Context, key string) error { return c.Delete(ctx, "b:"+key) },
-		}
-	}},
-	{"sturdyc", func(string, func(func())) peer {
+	{"singlefill", func(p place) peer { return filled(p, p.client()) }},
+	{"rueidisaside", openRueidisaside},
+	{"go-redis/cache", openGoRedisCache},
+	{"sturdyc", func(place) peer {
 		c := sturdyc.New[string](1000, 1, time.Hour, 10)
 		return peer{
 			func(ctx context.Context, key string, load func() (string, error)) (string, error) {
@@ -78,7 +69,7 @@ var peers = []struct {
 			func(_ context.Context, key string) error { c.Delete(key); return nil },
 		}
 	}},
-	{"otter with a loader", func(string, func(func())) peer {
+	{"otter with a loader", func(place) peer {
 		c := otter.Must(&otter.Options[string, string]{})
 		return peer{
 			func(ctx context.Context, key string, load func() (string, error)) (string, error) {
@@ -87,39 +78,75 @@ var peers = []struct {
 			func(_ context.Context, key string) error { c.Invalidate(key); return nil },
 		}
 	}},
-	{"singleflight and `SETNX`", func(addr string, closed func(func())) peer {
-		rdb := client(addr, closed)
-		return peer{
-			once(func(ctx context.Context, key string, load func() (string, error)) (string, error) {
-				for {
-					v, err := rdb.Get(ctx, "c:"+key).Result()
-					if !errors.Is(err, redis.Nil) {
-						return v, err
-					}
-					locked, err := rdb.SetNX(ctx, "c:"+key+":lock", "1", lockLife).Result()
-					if err != nil {
-						return "", err
-					}
-					if locked {
-						defer rdb.Del(ctx, "c:"+key+":lock")
-						if v, err = load(); err == nil {
-							err = rdb.Set(ctx, "c:"+key, v, time.Hour).Err()
-						}
-						return v, err
-					}
-					time.Sleep(20 * time.Millisecond)
-				}
-			}),
-			func(ctx context.Context, key string) error { return rdb.Del(ctx, "c:"+key).Err() },
-		}
-	}},
+	{"singleflight and `SETNX`", openSetNX},
 }
 
-// client returns a client of one process.
-func client(addr string, closed func(func())) *redis.Client {
-	rdb := dialed(addr)
-	closed(func() { _ = rdb.Close() })
-	return rdb
+func filled(p place, rdb *redis.Client) peer {
+	c := must(singlefill.New(rdb, "peer", time.Hour, &singlefill.Options[string]{LockTTL: p.lockLife}))
+	p.closed(func() { _ = c.Close() })
+	return peer{
+		func(ctx context.Context, key string, load func() (string, error)) (string, error) {
+			return c.GetOrLoad(ctx, key, func(context.Context, string) (string, error) { return load() })
+		},
+		func(ctx context.Context, key string) error { return c.Delete(ctx, key) },
+	}
+}
+
+// openRueidisaside is notified by the server, through client-side caching, when the value has been stored.
+func openRueidisaside(p place) peer {
+	c := must(rueidisaside.NewClient(rueidisaside.ClientOption{ClientTTL: p.lockLife, ClientOption: rueidis.ClientOption{
+		InitAddress: []string{p.addr},
+		DialCtxFn: func(ctx context.Context, addr string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) {
+			return p.sent.dial(ctx, "tcp", addr)
+		},
+	}}))
+	p.closed(c.Close)
+	return peer{
+		func(ctx context.Context, key string, load func() (string, error)) (string, error) {
+			return c.Get(ctx, time.Hour, "rueidisaside:"+key, func(context.Context, string) (string, error) { return load() })
+		},
+		func(ctx context.Context, key string) error { return c.Del(ctx, "rueidisaside:"+key) },
+	}
+}
+
+func openGoRedisCache(p place) peer {
+	c := cache.New(&cache.Options{Redis: p.client()})
+	return peer{
+		func(ctx context.Context, key string, load func() (string, error)) (v string, err error) {
+			err = c.Once(&cache.Item{Ctx: ctx, Key: "go-redis/cache:" + key, Value: &v,
+				Do: func(*cache.Item) (any, error) { return load() }})
+			return v, err
+		},
+		func(ctx context.Context, key string) error { return c.Delete(ctx, "go-redis/cache:"+key) },
+	}
+}
+
+func openSetNX(p place) peer {
+	rdb := p.client()
+	return peer{
+		once(func(ctx context.Context, key string, load func() (string, error)) (string, error) {
+			key = "set-nx:" + key
+			for {
+				v, err := rdb.Get(ctx, key).Result()
+				if err != redis.Nil {
+					return v, err
+				}
+				locked, err := rdb.SetNX(ctx, key+":lock", "1", cmp.Or(p.lockLife, 10*time.Second)).Result()
+				if err != nil {
+					return "", err
+				}
+				if locked {
+					defer rdb.Del(ctx, key+":lock")
+					if v, err = load(); err == nil {
+						err = rdb.Set(ctx, key, v, time.Hour).Err()
+					}
+					return v, err
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+		}),
+		func(ctx context.Context, key string) error { return rdb.Del(ctx, "set-nx:"+key).Err() },
+	}
 }
 
 // cases are the rows of the table: what happens if two processes, a and b, use a library.
@@ -135,14 +162,14 @@ var cases = []struct {
 			return "v", nil
 		}
 		var both errgroup.Group
-		for _, one := range []peer{peers[p].open(s.Addr, t.Cleanup), peers[p].open(s.Addr, t.Cleanup)} {
+		for _, one := range []peer{opened(t, s, p), opened(t, s, p)} {
 			both.Go(func() error { _, err := one.get(t.Context(), "k", load); return err })
 		}
 		redistest.Must(t, both.Wait())
 		return fmt.Sprint(loads.Load())
 	}},
 	{"b deletes the key during a load by a; the next call of a gets", func(t *testing.T, s *redistest.Server, p int) string {
-		a, b := peers[p].open(s.Addr, t.Cleanup), peers[p].open(s.Addr, t.Cleanup)
+		a, b := opened(t, s, p), opened(t, s, p)
 		_, err := a.get(t.Context(), "k", func() (string, error) { return "the old value", b.delete(t.Context(), "k") })
 		redistest.Must(t, err)
 		v, err := a.get(t.Context(), "k", func() (string, error) { return "the new value", nil })
@@ -155,14 +182,14 @@ var cases = []struct {
 				told = "a panic"
 			}
 		}()
-		_, err := peers[p].open(s.Addr, t.Cleanup).get(t.Context(), "k", func() (string, error) { panic("bug") })
+		_, err := opened(t, s, p).get(t.Context(), "k", func() (string, error) { panic("bug") })
 		if err == nil {
 			return "no error"
 		}
 		return "an error"
 	}},
 	{"while Redis is away a call gets", func(t *testing.T, s *redistest.Server, p int) string {
-		one := peers[p].open(s.Addr, t.Cleanup)
+		one := opened(t, s, p)
 		s.Kill()
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
@@ -176,7 +203,7 @@ var cases = []struct {
 		a, loads := redistest.Spawn(t, "holder", s.Addr, strconv.Itoa(p)), make(chan bool, 1)
 		a.Expect("loads")
 		ended := make(chan error, 1)
-		b := peers[p].open(s.Addr, t.Cleanup)
+		b := opened(t, s, p)
 		go func() {
 			_, err := b.get(context.WithoutCancel(t.Context()), "k", func() (string, error) { loads <- true; return "v", nil })
 			ended <- err
@@ -196,7 +223,7 @@ var cases = []struct {
 func init() {
 	redistest.Role("holder", func(c *redistest.Child) {
 		p := must(strconv.Atoi(c.Args[1]))
-		_, _ = peers[p].open(c.Args[0], func(func()) {}).get(context.Background(), "k", func() (string, error) {
+		_, _ = peers[p].open(place{c.Args[0], func(func()) {}, new(commands), lockLife}).get(context.Background(), "k", func() (string, error) {
 			c.Say("loads")
 			select {}
 		})

@@ -2,17 +2,12 @@ package bench
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"sync"
 	"time"
 
-	"github.com/go-redis/cache/v9"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/rueidis"
-	"github.com/redis/rueidis/rueidisaside"
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"golang.org/x/sync/singleflight"
@@ -37,20 +32,20 @@ type manyGetter func(ctx context.Context, keys []string, load singlefill.ManyLoa
 
 // members are the getters by name.
 var members = map[string]func(m *member, addr string) manyGetter{
-	"singlefill":              ofOneKey((*member).singlefill),
-	"singlefill, no wake-ups": ofOneKey((*member).withoutWakeUps),
-	"go-redis/cache":          ofOneKey((*member).goRedisCache),
-	"singleflight":            ofOneKey((*member).singleflight),
-	"SET NX":                  ofOneKey((*member).setNX),
-	"rueidisaside":            ofOneKey((*member).rueidisaside),
+	"singlefill":              ofOneKey(func(p place) getter { return filled(p, p.client()).get }),
+	"singlefill, no wake-ups": ofOneKey(withoutWakeUps),
+	"go-redis/cache":          ofOneKey(func(p place) getter { return openGoRedisCache(p).get }),
+	"singleflight":            ofOneKey(openSingleflight),
+	"SET NX":                  ofOneKey(func(p place) getter { return openSetNX(p).get }),
+	"rueidisaside":            ofOneKey(func(p place) getter { return openRueidisaside(p).get }),
 	"many, singlefill":        (*member).manySinglefill,
 	"many, singleflight":      (*member).manySingleflight,
 }
 
 // ofOneKey makes a manyGetter of a getter, for calls of one key.
-func ofOneKey(open func(m *member, addr string) getter) func(m *member, addr string) manyGetter {
+func ofOneKey(open func(p place) getter) func(m *member, addr string) manyGetter {
 	return func(m *member, addr string) manyGetter {
-		get := open(m, addr)
+		get := open(place{addr, func(func()) {}, &m.sent, 0})
 		return func(ctx context.Context, keys []string, load singlefill.ManyLoader[string]) (map[string]string, error) {
 			v, err := get(ctx, keys[0], func() (string, error) {
 				values, err := load(ctx, keys)
@@ -157,13 +152,9 @@ func (s stampede) keys(i int) (keys []string) {
 	return keys
 }
 
-func (m *member) singlefill(addr string) getter { return filled(dialed(addr, m.sent.count)) }
-
 // withoutWakeUps is singlefill as a user of Redis who may not subscribe to any channel, nor publish:
 // its waiters have to poll.
-func (m *member) withoutWakeUps(addr string) getter {
-	return filled(dialed(addr, m.sent.count, withoutChannels(addr)))
-}
+func withoutWakeUps(p place) getter { return filled(p, p.client(withoutChannels(p.addr))).get }
 
 // withoutChannels creates a user without the right to use channels.
 func withoutChannels(addr string) func(o *redis.Options) {
@@ -175,24 +166,8 @@ func withoutChannels(addr string) func(o *redis.Options) {
 	return func(o *redis.Options) { o.Username, o.Password = user, password }
 }
 
-func filled(rdb *redis.Client) getter {
-	c := must(singlefill.New[string](rdb, "stampede", time.Hour, nil))
-	return func(ctx context.Context, key string, load func() (string, error)) (string, error) {
-		return c.GetOrLoad(ctx, key, func(context.Context, string) (string, error) { return load() })
-	}
-}
-
-func (m *member) goRedisCache(addr string) getter {
-	c := cache.New(&cache.Options{Redis: dialed(addr, m.sent.count)})
-	return func(ctx context.Context, key string, load func() (string, error)) (v string, err error) {
-		err = c.Once(&cache.Item{Ctx: ctx, Key: "go-redis/cache:" + key, Value: &v,
-			Do: func(*cache.Item) (any, error) { return load() }})
-		return v, err
-	}
-}
-
-func (m *member) singleflight(addr string) getter {
-	rdb := dialed(addr, m.sent.count)
+func openSingleflight(p place) getter {
+	rdb := p.client()
 	return once(func(ctx context.Context, key string, load func() (string, error)) (string, error) {
 		v, err := rdb.Get(ctx, "singleflight:"+key).Result()
 		if err != redis.Nil {
@@ -211,47 +186,6 @@ func once(get getter) getter {
 	return func(ctx context.Context, key string, load func() (string, error)) (string, error) {
 		v, err, _ := group.Do(key, func() (any, error) { return get(ctx, key, load) })
 		return v.(string), err
-	}
-}
-
-func (m *member) setNX(addr string) getter {
-	rdb := dialed(addr, m.sent.count)
-	return once(func(ctx context.Context, key string, load func() (string, error)) (string, error) {
-		key = "set-nx:" + key
-		for {
-			v, err := rdb.Get(ctx, key).Result()
-			if err != redis.Nil {
-				return v, err
-			}
-			locked, err := rdb.SetNX(ctx, key+":lock", "1", 10*time.Second).Result()
-			if err != nil {
-				return "", err
-			}
-			if locked {
-				if v, err = load(); err == nil {
-					err = rdb.Set(ctx, key, v, time.Hour).Err()
-				}
-				rdb.Del(ctx, key+":lock")
-				return v, err
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
-	})
-}
-
-// rueidisaside is notified by the server, through client-side caching, when the value has been
-// stored.
-func (m *member) rueidisaside(addr string) getter {
-	c := must(rueidisaside.NewClient(rueidisaside.ClientOption{ClientOption: rueidis.ClientOption{
-		InitAddress: []string{addr},
-		DialCtxFn: func(ctx context.Context, addr string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) {
-			return m.sent.dial(ctx, "tcp", addr)
-		},
-	}}))
-	return func(ctx context.Context, key string, load func() (string, error)) (string, error) {
-		return c.Get(ctx, time.Hour, "rueidisaside:"+key, func(context.Context, string) (string, error) {
-			return load()
-		})
 	}
 }
 
