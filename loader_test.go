@@ -157,8 +157,7 @@ func TestGetOrLoad_DeadlineAndCancellation(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		there, here := cachetest.NewCacheIn[string](t, rdb, "ns", nil), cachetest.NewCacheIn[string](t, rdb, "ns", nil)
 		src := cachetest.NewSource[string](t)
-		cachetest.GoGet(t.Context(), there, "k", src.Load)
-		load := src.Next(t)
+		_, load := src.Begin(t.Context(), t, there, "k")
 		for name, c := range map[string]*singlefill.Cache[string]{"for a load here": there, "for another process": here} {
 			begun := time.Now()
 			ctx, cancel := context.WithTimeout(t.Context(), 1234567*time.Nanosecond)

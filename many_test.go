@@ -959,14 +959,7 @@ func TestGetOrLoadMany_SlowStore(t *testing.T) {
 					return nil
 				}))
 				var loads atomic.Int64
-				load := func(_ context.Context, keys []string) (map[string]string, error) {
-					loads.Add(int64(len(keys)))
-					values := make(map[string]string)
-					for _, key := range keys {
-						values[key] = x.value
-					}
-					return values, nil
-				}
+				load := cachetest.OneByOne(func(context.Context, string) (string, error) { loads.Add(1); return x.value, nil })
 				keys := manyKeys(x.keys)
 				var both sync.WaitGroup
 				for _, c := range []*singlefill.Cache[string]{here, there} {

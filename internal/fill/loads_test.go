@@ -30,8 +30,7 @@ func TestMaxLoads_LongQueue(t *testing.T) {
 		rdb.AddHook(cachetest.Before(func(redis.Cmder) error { commands.Add(1); return nil }))
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
 		src := cachetest.NewSource[string](t)
-		busy := cachetest.GoGet(t.Context(), c, "busy", src.Load)
-		load := src.Next(t)
+		busy, load := src.Begin(t.Context(), t, c, "busy")
 		var want, got []string
 		var queue []*cachetest.Call[string]
 		for i := range keys {
@@ -73,8 +72,7 @@ func TestMaxLoads_GoroutinesOfTheQueue(t *testing.T) {
 		_, rdb := redistest.StartMini(t)
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1, LoadTimeout: time.Hour})
 		src := cachetest.NewSource[string](t)
-		busy := cachetest.GoGet(t.Context(), c, "busy", src.Load)
-		load := src.Next(t)
+		busy, load := src.Begin(t.Context(), t, c, "busy")
 		var queue []*cachetest.Call[string]
 		join := func(n int) {
 			for range n {
@@ -141,8 +139,7 @@ func TestMaxLoads_ClearOfTheQueue(t *testing.T) {
 		}))
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
 		src := cachetest.NewSource[string](t)
-		busy := cachetest.GoGet(t.Context(), c, "busy", src.Load)
-		load := src.Next(t)
+		busy, load := src.Begin(t.Context(), t, c, "busy")
 		names, queue := make([]string, keys), make([]*cachetest.Call[string], keys)
 		for i := range keys {
 			names[i] = fmt.Sprint("k", i)
@@ -171,8 +168,7 @@ func TestMaxLoads_WaitingHoldsNoSlot(t *testing.T) {
 		opts := &singlefill.Options[string]{MaxLoads: 1}
 		there, here := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
 		src := cachetest.NewSource[string](t)
-		loads := cachetest.GoGet(t.Context(), there, "x", src.Load)
-		load := src.Next(t)
+		loads, load := src.Begin(t.Context(), t, there, "x")
 		waits := cachetest.GoGet(t.Context(), here, "x", src.Load)
 		synctest.Wait()
 		cachetest.GoGet(t.Context(), here, "y", cachetest.Gives("y")).Want(t, "y")
@@ -190,8 +186,7 @@ func TestMaxLoads_QueueingHoldsNoLock(t *testing.T) {
 		here := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxLoads: 1})
 		there := cachetest.NewCacheIn[string](t, rdb, ns, nil)
 		src := cachetest.NewSource[string](t)
-		busy := cachetest.GoGet(t.Context(), here, "x", src.Load)
-		load := src.Next(t)
+		busy, load := src.Begin(t.Context(), t, here, "x")
 		queues := cachetest.GoGet(t.Context(), here, "y", cachetest.MustNotLoad[string](t))
 		synctest.Wait()
 		begun := time.Now()
@@ -258,8 +253,7 @@ func TestClose_LentSlot(t *testing.T) {
 		one := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1, MaxFleetLoads: 1})
 		two := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
 		src := cachetest.NewSource[string](t)
-		cachetest.GoGet(t.Context(), two, "busy", src.Load)
-		busy := src.Next(t)
+		_, busy := src.Begin(t.Context(), t, two, "busy")
 		a := cachetest.GoGet(t.Context(), one, "a", func(ctx context.Context, _ string) (string, error) {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
@@ -301,8 +295,7 @@ func TestClose_Queue(t *testing.T) {
 		}))
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
 		src := cachetest.NewSource[string](t)
-		busy := cachetest.GoGet(t.Context(), c, "busy", src.Load)
-		load := src.Next(t)
+		busy, load := src.Begin(t.Context(), t, c, "busy")
 		queued := cachetest.GoGet(t.Context(), c, "queued", src.Load)
 		slow := cachetest.GoGet(t.Context(), c, "slow", cachetest.Gives("v"))
 		synctest.Wait()
@@ -354,17 +347,12 @@ func TestLoad_RenewedAfterFailedDelete(t *testing.T) {
 		opts := &singlefill.Options[string]{Codec: singlefill.Raw, RedisTimeout: 500 * time.Millisecond, LockTTL: 3 * time.Second}
 		here, there := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, redistest.NewMiniClient(t, m), ns, opts)
 		var fails atomic.Bool
-		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-			if fails.Load() && (cmd.Name() == "del" || cmd.Name() == "unlink") {
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			isDelete := func(cmd redis.Cmder) bool { return cmd.Name() == "del" || cmd.Name() == "unlink" }
+			if fails.Load() && slices.ContainsFunc(cmds, isDelete) {
 				return errors.New("cut")
 			}
 			return nil
-		}))
-		rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
-			if fails.Load() {
-				return errors.New("cut")
-			}
-			return next(ctx, cmds)
 		}))
 		var running atomic.Int64
 		load := func(context.Context, string) (string, error) {

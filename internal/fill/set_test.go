@@ -26,13 +26,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-func loadAll(_ context.Context, keys []string) (map[string]string, error) {
-	values := make(map[string]string)
-	for _, key := range keys {
-		values[key] = "value of " + key
-	}
-	return values, nil
-}
+var loadAll = cachetest.OneByOne(func(_ context.Context, key string) (string, error) { return "value of " + key, nil })
 
 func keysOf(n int) (keys []string) {
 	for i := range n {
@@ -284,8 +278,7 @@ func TestSet_LentSlot(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 		here, there, _ := withOneSlot(t, m)
 		holds := cachetest.NewSource[string](t)
-		holder := cachetest.GoGet(t.Context(), there, "a", holds.Load)
-		load := holds.Next(t)
+		holder, load := holds.Begin(t.Context(), t, there, "a")
 		waitForEachOther(t, here, func(ctx context.Context, _ string) (string, error) {
 			time.AfterFunc(time.Second, func() { _ = there.Delete(context.Background(), "a") })
 			return here.GetOrLoad(ctx, "a", cachetest.Gives("v1"))

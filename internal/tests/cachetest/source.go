@@ -32,6 +32,21 @@ func FailsMany[T any](err error) singlefill.ManyLoader[T] {
 	return func(context.Context, []string) (map[string]T, error) { return nil, err }
 }
 
+// OneByOne is a ManyLoader that calls a Loader for each key.
+func OneByOne[T any](load singlefill.Loader[T]) singlefill.ManyLoader[T] {
+	return func(ctx context.Context, keys []string) (map[string]T, error) {
+		values := make(map[string]T)
+		for _, key := range keys {
+			v, err := load(ctx, key)
+			if err != nil {
+				return nil, err
+			}
+			values[key] = v
+		}
+		return values, nil
+	}
+}
+
 // Takes is a Loader that takes its time.
 func Takes[T any](d time.Duration, value T, err error) singlefill.Loader[T] {
 	return func(context.Context, string) (T, error) { time.Sleep(d); return value, err }

@@ -44,13 +44,8 @@ func TestRefresh_ReplacesFreshValues(t *testing.T) {
 			v := fmt.Sprint("v", i)
 			redistest.Must(t, c.Refresh(t.Context(), "k", cachetest.Gives(v)))
 			cachetest.WantStored(t, look, ns, "k", v)
-			redistest.Must(t, c.RefreshMany(t.Context(), []string{"k", "l", "m"}, func(_ context.Context, keys []string) (map[string]string, error) {
-				values := make(map[string]string)
-				for _, key := range keys {
-					values[key] = v + " of " + key
-				}
-				return values, nil
-			}))
+			load := func(_ context.Context, key string) (string, error) { return v + " of " + key, nil }
+			redistest.Must(t, c.RefreshMany(t.Context(), []string{"k", "l", "m"}, cachetest.OneByOne(load)))
 			for _, key := range []string{"k", "l", "m"} {
 				cachetest.WantStored(t, look, ns, key, v+" of "+key)
 			}

@@ -207,8 +207,7 @@ func TestAudit_YieldsToCallers(t *testing.T) {
 
 		c := cachetest.NewCacheIn(t, rdb, "busy", &singlefill.Options[string]{MaxLoads: 1, Audit: 1})
 		redistest.Must(t, c.Set(t.Context(), "k", "v"))
-		caller := cachetest.GoGet(t.Context(), c, "cold", source.Load)
-		load := source.Next(t)
+		caller, load := source.Begin(t.Context(), t, c, "cold")
 		_, err := c.GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[string](t))
 		redistest.Must(t, err)
 		synctest.Wait()

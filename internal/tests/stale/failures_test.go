@@ -128,10 +128,7 @@ func TestFailureTTL_NotRemembered(t *testing.T) {
 				t.Error("no error")
 			}
 			cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
-			_, err := c.GetOrLoadMany(t.Context(), []string{"m"}, func(ctx context.Context, keys []string) (map[string]string, error) {
-				v, err := load(ctx, "m")
-				return map[string]string{"m": v}, err
-			})
+			_, err := c.GetOrLoadMany(t.Context(), []string{"m"}, cachetest.OneByOne(load))
 			if err == nil && what != "not found" {
 				t.Error("no error of many")
 			}

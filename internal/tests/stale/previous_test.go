@@ -44,13 +44,7 @@ func TestPrevious(t *testing.T) {
 			cachetest.AwaitSeen(t, rdb, look, ns, "a")
 			c, other = other, c
 		}
-		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
-			values := make(map[string]string)
-			for _, key := range keys {
-				values[key], _ = unchanged("new")(ctx, key)
-			}
-			return values, nil
-		})
+		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, cachetest.OneByOne(unchanged("new")))
 		if want := map[string]string{"a": "again again again v", "b": "new"}; err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("the ManyLoader gave %v, %v, want %v", got, err, want)
 		}

@@ -196,8 +196,7 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 			ctx := t.Context()
 			if test.load == nil {
 				src := cachetest.NewSource[string](t)
-				cachetest.GoGet(t.Context(), there, "k", src.Load)
-				load := src.Next(t)
+				_, load := src.Begin(t.Context(), t, there, "k")
 				if test.elsewhere != nil {
 					time.AfterFunc(time.Second, func() { load.Fail(test.elsewhere) })
 				}
@@ -321,8 +320,7 @@ func TestStaleIfError_DeletedValue(t *testing.T) {
 			opts.MaxLoads = 1
 			c := cachetest.OldCache(t, rdb, opts, "old", time.Second)
 			slow := cachetest.NewSource[string](t)
-			other := cachetest.GoGet(t.Context(), c, "other", slow.Load)
-			busy := slow.Next(t)
+			other, busy := slow.Begin(t.Context(), t, c, "other")
 			before := cachetest.GoAsk(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource))
 			synctest.Wait()
 			redistest.Must(t, c.Delete(t.Context(), "k"))
@@ -402,8 +400,7 @@ func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
 		here, there := fleet[0], fleet[1]
 		src := cachetest.NewSource[string](t)
 		begin := func() (*cachetest.HeldLoad[string], <-chan cachetest.Answer) {
-			cachetest.GoGet(t.Context(), there, "k", src.Load)
-			load := src.Next(t)
+			_, load := src.Begin(t.Context(), t, there, "k")
 			waits := cachetest.GoAsk(t.Context(), here, "k", src.Load)
 			time.Sleep(time.Second)
 			return load, waits

@@ -111,8 +111,7 @@ func TestWake_WhateverEndsTheLoad(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inListening(t, 5*time.Second, func(t *testing.T, l *listening) {
 				src := cachetest.NewSource[string](t)
-				loads := cachetest.GoGet(t.Context(), l.there, "k", src.Load)
-				load := src.Next(t)
+				loads, load := src.Begin(t.Context(), t, l.there, "k")
 				waits := cachetest.GoGet(t.Context(), l.here, "k", cachetest.Gives("v"))
 				time.Sleep(time.Second)
 				begun := time.Now()
@@ -141,8 +140,7 @@ func TestDelete_LostReply(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inListening(t, 5*time.Second, func(t *testing.T, l *listening) {
 				src := cachetest.NewSource[string](t)
-				loads := cachetest.GoGet(t.Context(), l.there, "k", src.Load)
-				load := src.Next(t)
+				loads, load := src.Begin(t.Context(), t, l.there, "k")
 				waits := cachetest.GoGet(t.Context(), l.here, "k", cachetest.Gives("v"))
 				time.Sleep(time.Second)
 				var lost atomic.Bool
@@ -238,8 +236,7 @@ func TestWake_PublishedBeforeSubscribed(t *testing.T) {
 func TestWake_JoinersSendNothing(t *testing.T) {
 	inListening(t, 5*time.Second, func(t *testing.T, l *listening) {
 		src := cachetest.NewSource[string](t)
-		loads := cachetest.GoGet(t.Context(), l.there, "k", src.Load)
-		load := src.Next(t)
+		loads, load := src.Begin(t.Context(), t, l.there, "k")
 		calls := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), l.here, "k", cachetest.MustNotLoad[string](t))}
 		time.Sleep(time.Second)
 		l.sent.Store(0)

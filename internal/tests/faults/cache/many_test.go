@@ -22,11 +22,7 @@ func loadMany(c *cachetest.Cache, before func(keys []string)) singlefill.ManyLoa
 		if before != nil {
 			before(keys)
 		}
-		values := make(map[string]string, len(keys))
-		for _, key := range keys {
-			values[key], _ = c.Load(ctx, key)
-		}
-		return values, nil
+		return cachetest.OneByOne(c.Load)(ctx, keys)
 	}
 }
 
