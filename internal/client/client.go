@@ -179,7 +179,7 @@ func send[R any](ctx context.Context, c *Client, what *Command, cmds []redis.Cmd
 			if err := c.look(ctx, n, *what); err != nil {
 				return r, sent, unsent{err}
 			}
-			what.Within -= time.Since(begun)
+			what.Within = max(what.Within-time.Since(begun), time.Millisecond)
 		}
 		caller.takes, caller.clock = cmds, &n.clock
 	}
@@ -193,10 +193,10 @@ func send[R any](ctx context.Context, c *Client, what *Command, cmds []redis.Cmd
 	}
 	r, sent, err = do(ctx, c, what, p, func(context.Context, parcel) (none R, err error) {
 		if caller.left.Load() { // the replies may be replies to PINGs
-			if err := cmds[0].Err(); !Unknown(err) {
+			if err := cmds[0].Err(); !Unknown(err) && !Late(err) {
 				return none, err
 			}
-			return none, nil // the caller would have sent the text
+			return none, nil // the caller would have sent it again
 		}
 		caller.see()
 		return read()
@@ -255,7 +255,7 @@ func do[R any](ctx context.Context, c *Client, what *Command, p parcel, read rea
 		answered := false
 		defer func() { n.using.Add(-1); call.leave(answered) }()
 		r, err := execute(bounded, call.parcel, call.group, read)
-		err = n.Explain(err, what.Within)
+		err = n.Explain(err, call.Within)
 		answered = call.observe(err)
 		return r, call.sent, err
 	}
@@ -283,12 +283,14 @@ func (call *call) wait() error {
 	c, n, ctx := call.client, call.node, call.ctx
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
-	w := call.gate.enqueue(call.parcel)
+	p := call.parcel
+	p.timeout = timeTogether(call.Within, c.Timeout)
+	w := call.gate.enqueue(p)
 	left := c.await(ctx, n, w.decided, nil, true)
 	err := cmp.Or(left, ctx.Err(), c.refusal(n)) // also if it was admitted just now
 	stuck := err == nil && w.stuck
 	if stuck {
-		err = n.Explain(fmt.Errorf("no answer for %v to the commands before: %w", call.Within, redis.ErrPoolTimeout), call.Within)
+		err = n.Explain(fmt.Errorf("no answer for %v to the commands before: %w", p.timeout, redis.ErrPoolTimeout), p.timeout)
 	}
 	if err != nil && call.gate.giveUp(w) {
 		if stuck {
@@ -296,7 +298,9 @@ func (call *call) wait() error {
 		}
 		return err
 	}
-	call.sent, call.group = time.Now(), w.group
+	if call.sent, call.group = time.Now(), w.group; w.group != nil {
+		call.Within = p.timeout
+	}
 	call.admittedAt(w.at) // by now a group may have been sent
 	return nil
 }

@@ -497,7 +497,7 @@ func TestDo_Repeats(t *testing.T) {
 			n, err := DoWithin(ctx, watch(t, rdb, time.Second).Client, what, func(ctx context.Context) (int, error) {
 				at = append(at, time.Since(begun))
 				end, _ := ctx.Deadline()
-				if left := (100*ms - time.Since(begun)).Truncate(10 * ms); time.Until(end) != left {
+				if left := 100*ms - time.Since(begun); time.Until(end) != left {
 					t.Errorf("after %v the command has %v, want %v", time.Since(begun), time.Until(end), left)
 				}
 				time.Sleep(min(c.takes, time.Until(end)-1))
@@ -509,6 +509,20 @@ func TestDo_Repeats(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What fails while the server is away fails at once.
+func TestDo_FailsWhileAway(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		_ = w.get(t.Context())
+		time.Sleep(time.Millisecond) // the line looks at the same time
+		begun := time.Now()
+		_, err := Do(t.Context(), w.Client, "test", "k", func(context.Context) (int, error) { return 0, errLost })
+		if took := time.Since(begun); err != errLost || took > 0 || !w.AnyAway() {
+			t.Errorf("%v after %v; away: %t", err, took, w.AnyAway())
+		}
+	})
 }
 
 // A command that was on its way when the breaker opened may still be executed, whatever has opened the breaker.

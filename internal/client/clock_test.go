@@ -3,7 +3,9 @@ package client
 import (
 	"context"
 	"errors"
+	"io"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -206,4 +208,66 @@ func TestTaking_Together(t *testing.T) {
 		}
 		time.Sleep(2 * time.Hour)
 	})
+}
+
+// All tries have the time of one, also if a later one has to ask for the time of the server, in vain.
+func TestTaking_AsksBetweenTries(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, rdb := redistest.StartMini(t)
+		w := watch(t, rdb, timeout)
+		redistest.Must(t, w.take(t.Context(), nil).Err)
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			if cmds[0].Name() == "time" {
+				time.Sleep(timeout * 2 / 3)
+				return nil
+			}
+			cmds[0].Args() // it is sent
+			return io.ErrUnexpectedEOF
+		}))
+		time.Sleep(lookAgain - timeout/2) // the clock is not known any more after some tries
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		begun := time.Now()
+		if err := w.take(ctx, nil).Err; err == nil || time.Since(begun) > timeout {
+			t.Errorf("%v after %v", err, time.Since(begun))
+		}
+		time.Sleep(timeout) // the question ends
+	})
+}
+
+// A LATE for a caller that has left is no failure that Trace is told of.
+func TestTaking_LateForNobody(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		w := watch(t, rdb, timeout)
+		redistest.Must(t, w.take(t.Context(), nil).Err)
+		rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			cmd = redis.NewCmd(ctx, cmd.Args()...) // it is sent
+			time.Sleep(timeout * 3 / 4)            // and executed later
+			return next(ctx, cmd)
+		}))
+		ctx, cancel := context.WithTimeout(t.Context(), timeout/2)
+		defer cancel()
+		m.SetTime(time.Now().Add(timeout))
+		if err := w.take(ctx, nil).Err; !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		time.Sleep(timeout)
+		if n := w.failures("take"); n != 0 {
+			t.Errorf("%d failures", n)
+		}
+	})
+}
+
+// A caller leaves by the monotonic clock, as that of the server is known: a deadline by the wall clock, which may have
+// been set since, is converted.
+func TestCaller_WallDeadline(t *testing.T) {
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Round(0).Add(time.Minute))
+	defer cancel()
+	command, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	c := Caller{takes: []redis.Cmder{redis.NewCmd(ctx, "evalsha", 0)}, clock: new(clock)}
+	if c.begin(ctx, command); !strings.Contains(c.end.String(), " m=") || time.Until(c.end) > time.Minute {
+		t.Errorf("the caller leaves at %v", c.end)
+	}
 }

@@ -56,16 +56,14 @@ const (
 	maxPause   = 50 * time.Millisecond
 )
 
-// A repeat is the tries of a command. Each gets the rest of the time that the first one had, in whole tenths: commands
-// that are sent again after different times may have the same time then, and go together (see group). In the last tenth
-// there is no other try, since it would hardly be answered. So there is none after RedisTimeout: a slow server would
-// get more to do. See TestTogether_SentAgain.
+// A repeat is the tries of a command. Each gets the rest of the time that the first one had. In the last tenth of that
+// time there is no other try, since it would hardly be answered. So there is none after RedisTimeout: a slow server
+// would get more to do.
 type repeat struct {
 	Command
 	view     view
 	begun    time.Time     // when the first try was sent
-	rest     time.Duration // of the time of all tries, when the last one was sent
-	least    time.Duration // that a try needs: a tenth of the time of all
+	least    time.Duration // that a try needs
 	pause    time.Duration // before the next try
 	replicas int           // may still refuse tries
 	lost     bool          // a try: see Reply
@@ -82,11 +80,11 @@ type view interface {
 // one: after a failover behind one address, each connection may be one to the old master.
 func (r *repeat) again(ctx context.Context, sent time.Time, err error) bool {
 	if r.begun.IsZero() {
-		r.begun, r.rest, r.least = sent, r.Within, max(r.Within/10, time.Millisecond)
+		r.begun, r.least = sent, max(r.Within/10, time.Millisecond)
 		r.pause, r.replicas = firstPause, -1
 	}
 	r.lost = r.lost || isLost(err)
-	if !r.repeats(err) {
+	if sent.IsZero() || !r.repeats(err) || r.view.Away(r.Key) {
 		return false
 	}
 	pause := r.pause
@@ -101,11 +99,11 @@ func (r *repeat) again(ctx context.Context, sent time.Time, err error) bool {
 	} else {
 		r.pause = min(2*pause, maxPause)
 	}
-	rest := r.rest - time.Since(sent) - pause
-	if rest < r.least || pause > 0 && !Sleep(ctx, pause) || ctx.Err() != nil || r.view.Away(r.Key) {
+	within := r.Within - time.Since(sent) - pause
+	if within < r.least || pause > 0 && !Sleep(ctx, pause) || ctx.Err() != nil || r.view.Away(r.Key) {
 		return false
 	}
-	r.rest, r.Within = rest, rest.Truncate(r.least)
+	r.Within = within
 	return true
 }
 

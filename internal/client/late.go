@@ -71,7 +71,7 @@ func (c *Caller) begin(ctx, command context.Context) {
 	c.once.Do(func() {
 		c.end, _ = command.Deadline()
 		if leaves, hurries := ctx.Deadline(); hurries && leaves.Before(c.end) {
-			c.end = leaves
+			c.end = time.Now().Add(time.Until(leaves)) // by the monotonic clock, as that of the server is known
 		}
 		until := c.clock.at(c.end)
 		for _, cmd := range c.takes {

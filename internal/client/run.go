@@ -58,10 +58,9 @@ func RunAll[R any](ctx context.Context, c *Client, what Command, calls []ScriptC
 		case len(left) == 0:
 			return replies
 		case text: // it has as much time, or a slow server would never know the script
-			r.rest, r.Within = what.Within, what.Within
+			r.Within = what.Within
 		case !repeats:
-			r.rest -= time.Since(sent)
-			r.Within = r.rest
+			r.Within = max(r.Within-time.Since(sent), time.Millisecond) // a group may end a little later
 		}
 	}
 }

@@ -129,31 +129,40 @@ func TestTogether_OnePipeline(t *testing.T) {
 	})
 }
 
-// Commands whose connections break, each after another time, go together when they are sent again.
+// Commands whose connections break, each after another time, go together when they are sent again, unless little of
+// their time is left.
 func TestTogether_SentAgain(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		const keys = 8
-		r := newRoad(t, keys, 0)
-		g := r.node.together
-		g.size, g.most, r.fails = keys, mostTogether, io.ErrUnexpectedEOF
-		for key := range keys {
-			r.takes = time.Duration(key) * time.Millisecond
-			r.all.Go(func() {
-				if _, _, err := r.Get(t.Context(), nil, fmt.Sprint(key)); err != nil {
-					t.Errorf("key %d: %v", key, err)
-				}
-			})
+	const keys = 8
+	for when, want := range map[time.Duration]struct {
+		alone     int
+		pipelines []int
+	}{
+		0:                {keys, []int{keys}},
+		timeout * 6 / 10: {keys + keys, nil},
+	} {
+		runInBubble(t, fmt.Sprint("after ", when), func(t *testing.T) {
+			r := newRoad(t, keys, 0)
+			g := r.node.together
+			g.size, g.most, r.fails = keys, mostTogether, io.ErrUnexpectedEOF
+			for key := range keys {
+				r.takes = when + time.Duration(key)*time.Millisecond
+				r.all.Go(func() {
+					if _, _, err := r.Get(t.Context(), nil, fmt.Sprint(key)); err != nil {
+						t.Errorf("key %d: %v", key, err)
+					}
+				})
+				synctest.Wait()
+			}
+			g.state.Add(keys) // no place is free any more
+			time.Sleep(when + 2*keys*time.Millisecond)
 			synctest.Wait()
-		}
-		g.state.Add(keys) // no place is free any more
-		time.Sleep(2 * keys * time.Millisecond)
-		synctest.Wait()
-		r.fails = nil
-		g.state.Add(^uint64(keys - 2))
-		g.leave(true)
-		r.wantSent(keys, keys)
-		r.end()
-	})
+			r.takes, r.fails = 0, nil
+			g.state.Add(^uint64(keys - 2))
+			g.leave(true)
+			r.wantSent(want.alone, want.pipelines...)
+			r.end()
+		})
+	}
 }
 
 // A command that is sent ahead of a GET is about the same key, also among others in one pipeline.
