@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,8 +19,7 @@ type Caller struct {
 
 	takes []redis.Cmder // its commands, if they take something: see NewTaking
 	clock *clock        // of its server
-	once  sync.Once
-	end   time.Time // when it leaves, if its commands take something and are being sent
+	end   time.Time     // when it leaves, if its commands take something and are being sent
 }
 
 // Leave tells that the caller waits no longer. What has not been sent by then is never executed.
@@ -68,17 +66,15 @@ func (c *Caller) begin(ctx, command context.Context) {
 	if c == nil || c.takes == nil {
 		return
 	}
-	c.once.Do(func() {
-		c.end, _ = command.Deadline()
-		if leaves, hurries := ctx.Deadline(); hurries && leaves.Before(c.end) {
-			c.end = time.Now().Add(time.Until(leaves)) // by the monotonic clock, as that of the server is known
-		}
-		until := c.clock.at(c.end)
-		for _, cmd := range c.takes {
-			args := cmd.Args()
-			args[len(args)-1] = until
-		}
-	})
+	c.end, _ = command.Deadline()
+	if leaves, hurries := ctx.Deadline(); hurries && leaves.Before(c.end) {
+		c.end = time.Now().Add(time.Until(leaves)) // by the monotonic clock, as that of the server is known
+	}
+	until := c.clock.at(c.end)
+	for _, cmd := range c.takes {
+		args := cmd.Args()
+		args[len(args)-1] = until
+	}
 }
 
 // see looks at the replies to commands that take something. A LATE that comes after their caller's time is no answer.

@@ -84,7 +84,7 @@ type runner[R any] struct {
 func (r *runner[R]) run(ctx context.Context, some []int) (tries []try[R], sent time.Time) {
 	cmds := make([]redis.Cmder, len(some))
 	for k, i := range some {
-		cmds[k] = Evalsha(ctx, r.calls[i].Args)
+		cmds[k] = evalsha(ctx, r.calls[i].Args)
 	}
 	tries, sent, err := send(ctx, r.client, &r.Command, cmds, func() (tries []try[R], err error) {
 		tries = make([]try[R], len(cmds)) // the caller may leave before

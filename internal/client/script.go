@@ -42,9 +42,9 @@ func (s Script) Call(keys, args int) []any {
 	return append(make([]any, 0, 3+keys+args), "evalsha", s.hash, keys)
 }
 
-// Evalsha returns the command for a call. The command gets a copy of the call, which may be sent
+// evalsha returns the command for a call. The command gets a copy of the call, which may be sent
 // again: a hook of the user's client may change the arguments of a command, for example its keys.
-func Evalsha(ctx context.Context, call []any) *redis.Cmd {
+func evalsha(ctx context.Context, call []any) *redis.Cmd {
 	cmd := redis.NewCmd(ctx, slices.Clone(call)...)
 	cmd.SetFirstKeyPos(3)
 	return cmd
