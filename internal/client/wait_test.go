@@ -310,7 +310,7 @@ func TestServer_Shared(t *testing.T) {
 	t.Parallel()
 	m, rdb := redistest.StartMini(t)
 	other := redistest.NewMiniClient(t, m)
-	if serverOf(rdb, nil) != serverOf(rdb, nil) || serverOf(rdb, nil) == serverOf(other, nil) {
+	if s := serverOf(rdb, nil); serverOf(rdb, nil) != s || serverOf(other, nil) == s {
 		t.Error("two users of one client do not share a gate, or those of two do")
 	}
 	pipeline, err := rdb.AutoPipeline()
