@@ -210,7 +210,7 @@ func do[R any](ctx context.Context, c *Client, what *Command, p parcel, read rea
 	if err := ctx.Err(); err != nil {
 		return r, sent, err
 	}
-	p.rdb, p.timeout, p.ctx = c.Redis, what.Within, ctx
+	p.rdb, p.ctx = c.Redis, ctx
 	if c.Local != nil { // which has nothing to wait for
 		sent = time.Now()
 		what.admittedAt(sent)
@@ -271,7 +271,7 @@ func (call *call) leave(answered bool) {
 	switch many := call.node.many; {
 	case call.group != nil, call.gate == nil:
 	case call.gate == &many.gate:
-		many.leave(answered, time.Since(call.sent), call.timeout)
+		many.leave(answered, time.Since(call.sent), call.Within)
 	default:
 		call.gate.leave(answered)
 	}
@@ -283,14 +283,13 @@ func (call *call) wait() error {
 	c, n, ctx := call.client, call.node, call.ctx
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
-	p := call.parcel
-	p.timeout = timeTogether(call.Within, c.Timeout)
-	w := call.gate.enqueue(p)
+	call.timeout = timeTogether(call.Within, c.Timeout)
+	w := call.gate.enqueue(call.parcel)
 	left := c.await(ctx, n, w.decided, nil, true)
 	err := cmp.Or(left, ctx.Err(), c.refusal(n)) // also if it was admitted just now
 	stuck := err == nil && w.stuck
 	if stuck {
-		err = n.Explain(fmt.Errorf("no answer for %v to the commands before: %w", p.timeout, redis.ErrPoolTimeout), p.timeout)
+		err = n.Explain(fmt.Errorf("no answer for %v to the commands before: %w", call.timeout, redis.ErrPoolTimeout), call.timeout)
 	}
 	if err != nil && call.gate.giveUp(w) {
 		if stuck {
@@ -299,7 +298,7 @@ func (call *call) wait() error {
 		return err
 	}
 	if call.sent, call.group = time.Now(), w.group; w.group != nil {
-		call.Within = p.timeout
+		call.Within = call.timeout
 	}
 	call.admittedAt(w.at) // by now a group may have been sent
 	return nil

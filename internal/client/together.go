@@ -12,7 +12,7 @@ import (
 // them.
 type parcel struct {
 	rdb     redis.UniversalClient
-	timeout time.Duration // of this try
+	timeout time.Duration // of this try, if it waits at a gate
 	ctx     context.Context
 	cmd     redis.Cmder
 	ahead   redis.Cmder   // goes just ahead of cmd, or nil
